@@ -1,0 +1,86 @@
+"""streamshim: foreign GPU kernels follow torch's current stream, and what escapes a CUDA graph is refused at its line.
+
+    import streamshim
+    streamshim.install()
+
+The public names are loaded when first used; importing this package imports nothing else and changes nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from .allowance import allow
+    from .compiler import compile
+    from .errors import (
+        AlreadyInstalledError,
+        BinderError,
+        CompiledInCaptureError,
+        CompiledInCaptureWarning,
+        NoCudaError,
+        RescuedLaunchWarning,
+        StreamShimError,
+        StreamShimWarning,
+        WrongStreamError,
+    )
+    from .installer import Installation, current_handle, install, status, uninstall
+    from .report import Status
+    from .settings import Mode
+
+_HOMES = {
+    "AlreadyInstalledError": "errors",
+    "BinderError": "errors",
+    "CompiledInCaptureError": "errors",
+    "CompiledInCaptureWarning": "errors",
+    "Installation": "installer",
+    "Mode": "settings",
+    "NoCudaError": "errors",
+    "RescuedLaunchWarning": "errors",
+    "Status": "report",
+    "StreamShimError": "errors",
+    "StreamShimWarning": "errors",
+    "WrongStreamError": "errors",
+    "allow": "allowance",
+    "compile": "compiler",
+    "current_handle": "installer",
+    "install": "installer",
+    "status": "installer",
+    "uninstall": "installer",
+}
+
+__all__ = [
+    "AlreadyInstalledError",
+    "BinderError",
+    "CompiledInCaptureError",
+    "CompiledInCaptureWarning",
+    "Installation",
+    "Mode",
+    "NoCudaError",
+    "RescuedLaunchWarning",
+    "Status",
+    "StreamShimError",
+    "StreamShimWarning",
+    "WrongStreamError",
+    "__version__",
+    "allow",
+    "compile",
+    "current_handle",
+    "install",
+    "status",
+    "uninstall",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{home}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

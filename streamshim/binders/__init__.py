@@ -1,0 +1,50 @@
+"""The contract of a binder: one ecosystem, one module, the same four things.
+
+A binder says what it patches and turns calls into facts for `gate.resolve`; it never decides. It imports its
+ecosystem only from inside functions that run after the user has imported it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib import metadata
+from types import ModuleType
+from typing import Protocol
+
+from ..patching import Patch
+from ..settings import BINDERS
+
+
+class Binder(Protocol):
+    """What each module named in `settings.BINDERS` provides as its attribute ``binder``.
+
+    Attributes:
+        name: the name used in ``only=`` and ``skip=``.
+        packages: the distributions it works on, each with the range of versions it was tested with, as text.
+        modules: the modules after whose import `patches` is asked.
+    """
+
+    name: str
+    packages: Mapping[str, str]
+    modules: tuple[str, ...]
+
+    def patches(self, module: ModuleType) -> list[Patch]:
+        """The patches for one of `modules`, which has just been imported; probed and applied by the installer."""
+
+    def notes(self) -> list[str]:
+        """What a user should know about the state of this binder right now; shown by ``status()``."""
+
+
+def load(name: str) -> Binder:
+    """The binder of this name."""
+    binder: Binder = importlib.import_module(BINDERS[name]).binder
+    return binder
+
+
+def version_of(package: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,39 @@
+"""Handles as the objects that CuTe DSL accepts: exact ``CUstream`` objects, one for each handle, never freed.
+
+The DSL finds an argument's adapter by exact type, so a subclass, a torch stream or None is silently dropped or
+misread; and a plain compiled function receives the *address* of the object's storage, which callers keep in cached
+argument lists. Objects that live for ever make both safe, and make it possible to recognise a stream among the
+addresses of such a list (there are as many objects as the process has streams: dozens).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+_lock = threading.Lock()
+_objects: dict[int, Any] = {}
+#: Address of an object's storage -> the handle it holds.
+by_address: dict[int, int] = {}
+
+
+def stream_object(handle: int) -> Any:
+    """The ``CUstream`` that holds this handle."""
+    found = _objects.get(handle)
+    return found if found is not None else _make(handle)
+
+
+def address_of(handle: int) -> int:
+    """The address of the storage that holds this handle, as a plain compiled function takes it."""
+    return int(stream_object(handle).getPtr())
+
+
+def _make(handle: int) -> Any:
+    from cuda.bindings import driver
+
+    with _lock:
+        if handle not in _objects:
+            made = driver.CUstream(handle)
+            by_address[int(made.getPtr())] = handle
+            _objects[handle] = made
+        return _objects[handle]

@@ -1,0 +1,92 @@
+"""Calls of functions compiled without TVM-FFI, and of ``@cute.jit`` functions directly.
+
+Arguments become a list of addresses (`generate_execution_args`), and the list is run (`run_compiled_program`); users
+call the two steps separately and keep the list. So streams are normalised in the first step, and the rule is applied
+in the second, where every way to a launch comes by: a kept list follows torch at each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ... import gate, runtime
+from ...settings import Mode
+from . import devices, environment
+from .handles import address_of, by_address
+from .plans import ATTRIBUTE, execution_args_of, plan_of
+
+
+class DeviceArgs(list[Any]):
+    """Execution arguments of tensors on a device that was not current; only made where there are several devices."""
+
+    device: int = 0
+
+
+def normalise_arguments(original: Callable[..., Any]) -> Callable[..., Any]:
+    """For ``ExecutionArgs.generate_execution_args``, the funnel of every plain call that is not traced."""
+
+    def generate_execution_args(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        plan = getattr(self, ATTRIBUTE, None)
+        if gate.mode() is Mode.OFF:
+            return original(self, args, kwargs)
+        if plan is not None and plan.slots:
+            args, kwargs = plan.bind(args, kwargs, lambda given, label: given)
+        exe_args, adapted = original(self, args, kwargs)
+        asked = runtime.get()
+        if asked.device_count() > 1:
+            device = devices.device_of((*args, *kwargs.values()))
+            if device != asked.current_device():
+                exe_args = DeviceArgs(exe_args)
+                exe_args.device = device
+        return exe_args, adapted
+
+    return generate_execution_args
+
+
+def plan_at_first_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """For ``JitCompiledFunction.__call__`` and ``to``: functions compiled or loaded without the shim get their plan."""
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(self, ATTRIBUTE) and gate.mode() is not Mode.OFF:
+            plan_of(self)
+        return original(self, *args, **kwargs)
+
+    return wrapper
+
+
+def run_on_torch_stream(original: Callable[..., Any]) -> Callable[..., Any]:
+    """For ``JitExecutor.run_compiled_program``, the last step before every plain launch."""
+
+    def run_compiled_program(self: Any, exe_args: list[Any]) -> Any:
+        if gate.mode() is Mode.OFF:
+            return original(self, exe_args)
+        asked = runtime.get()
+        current = asked.current_device()
+        device = exe_args.device if type(exe_args) is DeviceArgs else current
+        plan = getattr(execution_args_of(self.jit_module), ATTRIBUTE, None) or plan_of(self.jit_module)
+        launch = plan.launch
+        if not launch.can_bind:
+            gate.resolve(0, device, launch)
+        bound = None
+        for i, address in enumerate(exe_args):
+            given = by_address.get(address)
+            if given is not None:
+                handle = gate.resolve(given, device, launch, "stream")
+                if handle != given:
+                    # A copy: the list may be run by several threads at a time, each with its own current stream.
+                    bound = bound if bound is not None else list(exe_args)
+                    bound[i] = address_of(handle)
+        if bound is not None:
+            exe_args = bound
+        if device != current:
+            asked.set_device(device)
+        try:
+            if plan.environment:
+                return environment.following(launch, device, original, self, exe_args)
+            return original(self, exe_args)
+        finally:
+            if device != current:
+                asked.set_device(current)
+
+    return run_compiled_program

@@ -1,0 +1,59 @@
+"""Calls of functions compiled with ``--enable-tvm-ffi``.
+
+A function without a stream parameter whose first argument is a torch tensor on a GPU needs nothing here: TVM-FFI sets
+the environment stream by itself. All others get their stream arguments resolved, and the environment stream set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ... import gate
+from ...settings import Mode
+from . import devices, environment
+from .plans import plan_of
+from .slots import Plan
+
+
+def call_with_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+    """For ``TVMFFIJitCompiledFunctionWithKwargs.__call__``, which does no more than call ``_kwargs_wrapper``."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            plan = self._streamshim_plan
+        except AttributeError:
+            plan = plan_of(self)
+        if plan.simple and args and type(args[0]) is devices.tensor_type and args[0].is_cuda:
+            # Instead of the original, not on top of it: this is what it does, so that nothing is added.
+            return self._kwargs_wrapper(*args, **kwargs) if plan.direct else original(self, *args, **kwargs)
+        return _call(original, self, plan, args, kwargs)
+
+    return __call__
+
+
+def call_bare(original: Callable[..., Any]) -> Callable[..., Any]:
+    """For ``TVMFFIJitCompiledFunction.__call__``: functions without arguments, and in 4.4 all without defaults."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        plan = plan_of(self)
+        if plan.simple and args and type(args[0]) is devices.tensor_type and args[0].is_cuda:
+            return original(self, *args, **kwargs)
+        return _call(original, self, plan, args, kwargs)
+
+    return __call__
+
+
+def _call(original: Callable[..., Any], self: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The calls that need more: stream arguments, other tensors than torch's, kernels that are fixed to NULL."""
+    if gate.mode() is Mode.OFF:
+        return original(self, *args, **kwargs)
+    device = devices.device_of((*args, *kwargs.values()))
+    launch = plan.launch
+    if not launch.can_bind:
+        gate.resolve(0, device, launch)
+    if plan.slots:
+        args, kwargs = plan.bind(args, kwargs, lambda given, label: gate.resolve(given, device, launch, label))
+    if not plan.environment or (args and type(args[0]) is devices.tensor_type and args[0].is_cuda):
+        return original(self, *args, **kwargs)
+    return environment.following(launch, device, original, self, *args, **kwargs)

@@ -1,0 +1,70 @@
+"""The line of the user's own code that led here; computed only when something is reported."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+#: Frames of these top-level packages are machinery between the user's line and the launch, never the culprit.
+MACHINERY = frozenset(
+    {"streamshim", "torch", "cutlass", "tvm_ffi", "cuda", "wrapt", "contextlib", "functools", "ctypes"}
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A line of source: file, 1-based line number, and the function around it."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def source(self) -> str:
+        """The text of the line, or an empty string where it cannot be read."""
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+UNKNOWN = Site("<no Python frame>", 0, "?")
+
+
+def user_site() -> Site:
+    """The innermost frame outside `MACHINERY`; the innermost of all if there is no such frame.
+
+    Threads that were not started by Python (autograd's) may have no frame at all: `UNKNOWN` then.
+    """
+    try:
+        frame: FrameType | None = sys._getframe(1)
+    except ValueError:
+        return UNKNOWN
+    innermost = frame
+    while frame is not None:
+        if not _is_machinery(frame):
+            return _site(frame)
+        frame = frame.f_back
+    return _site(innermost) if innermost is not None else UNKNOWN
+
+
+def _is_machinery(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    if name.partition(".")[0] in MACHINERY:
+        # A program started with `python -m streamshim ...` or an example inside the package is still the user's.
+        return not name.startswith("streamshim.demo")
+    return frame.f_code.co_filename.startswith("<frozen")
+
+
+def _site(frame: FrameType) -> Site:
+    return Site(_short(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
+
+
+def _short(file: str) -> str:
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return file

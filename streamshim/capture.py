@@ -1,0 +1,111 @@
+"""Which captures are open, and who opened them.
+
+The driver's capture id is the identity of a capture, never a Python ``with`` block: breakable graphs end and begin
+captures many times inside one block. What is kept here is only what the driver cannot tell: the line and the thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import runtime
+from .callsite import Site, user_site
+from .patching import Patch
+from .streams import describe as describe_handle
+
+
+@dataclass(frozen=True)
+class Window:
+    """A capture that torch opened and has not closed yet.
+
+    Attributes:
+        id: the driver's capture id.
+        stream: the handle of the capturing stream.
+        device: the device's index.
+        site: the line that opened it.
+        thread: the name of the thread that opened it.
+        error_mode: "global", "thread_local" or "relaxed".
+    """
+
+    id: int
+    stream: int
+    device: int
+    site: Site
+    thread: str
+    error_mode: str
+
+
+_windows: dict[int, Window] = {}
+#: False while nothing is installed; the patches pass through then.
+enabled = False
+#: Called before a capture begins; an exception keeps it from beginning.
+before_begin: list[Callable[[], None]] = []
+
+
+def open_windows() -> list[Window]:
+    """The captures that torch has open in this process, oldest first."""
+    return list(_windows.values())
+
+
+def describe(capture: int) -> str:
+    """A capture in words, for messages; 0 means that nothing captures."""
+    if capture == 0:
+        return "nothing"
+    window = _windows.get(capture)
+    if window is None:
+        return f"capture {capture} (not begun through torch.cuda.CUDAGraph)"
+    return (
+        f"capture {capture} on stream {describe_handle(window.stream)} of cuda:{window.device}, begun at "
+        f"{window.site}, thread {window.thread}"
+    )
+
+
+def patches(cuda_graph: type) -> list[Patch]:
+    """The patches on ``torch.cuda.CUDAGraph`` that keep the windows.
+
+    Target: ``CUDAGraph.capture_begin`` and ``capture_end`` (Python methods; torch 2.6 to 2.13). Needed because the
+    driver knows neither the line nor the thread. ``torch.cuda.graph``, make_graphed_callables, cudagraph trees and
+    the engines' breakable graphs all go through them. Ends when torch gives every graph a begin hook.
+    """
+    return [
+        Patch(cuda_graph, "capture_begin", _capture_begin),
+        Patch(cuda_graph, "capture_end", _capture_end),
+    ]
+
+
+def _capture_begin(original: Callable[..., Any]) -> Callable[..., Any]:
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not enabled:
+            return original(self, *args, **kwargs)
+        for check in before_begin:
+            check()
+        result = original(self, *args, **kwargs)
+        asked = runtime.get()
+        device = asked.current_device()
+        stream = asked.current_handle(device)
+        state = asked.capture_state(stream)
+        if state:
+            mode = kwargs.get("capture_error_mode") or (args[1] if len(args) > 1 else "global")
+            _windows[state.id] = Window(
+                state.id, stream, device, user_site(), threading.current_thread().name, str(mode)
+            )
+        return result
+
+    return capture_begin
+
+
+def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
+    def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not enabled:
+            return original(self, *args, **kwargs)
+        asked = runtime.get()
+        state = asked.capture_state(asked.current_handle(asked.current_device()))
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _windows.pop(state.id, None)
+
+    return capture_end

@@ -1,0 +1,262 @@
+"""`install`, `uninstall`, `status`: which patches are in place, and in what order they came."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Iterable
+from types import ModuleType
+
+from . import binders, capture, gate, imports, ledger, runtime
+from ._version import __version__
+from .errors import AlreadyInstalledError, BinderError
+from .patching import PatchSet
+from .report import BinderStatus, Status
+from .settings import BINDERS, Mode, Settings
+
+logger = logging.getLogger("streamshim")
+
+_TORCH_GRAPHS = "torch.cuda.graphs"
+
+_lock = threading.RLock()
+_active: _State | None = None
+_shadowed: list[str] = []
+
+
+class _State:
+    """One installation in force."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.sets: dict[str, list[PatchSet]] = {}
+        self.problems: dict[str, str] = {}
+
+    def apply(self, binder: str, patches: PatchSet) -> None:
+        problems = patches.probe()
+        if problems:
+            self.problems[binder] = "; ".join(problems)
+            logger.warning("streamshim: binder %s is off: %s", binder, self.problems[binder])
+            return
+        patches.apply()
+        self.sets.setdefault(binder, []).append(patches)
+
+
+class Installation:
+    """What `install` returns; also a context manager that uninstalls at the end of its block.
+
+    Attributes:
+        settings: the settings in force.
+    """
+
+    def __init__(self, settings: Settings, owner: bool) -> None:
+        self.settings = settings
+        self._owner = owner
+
+    @property
+    def mode(self) -> Mode:
+        """The mode in force."""
+        return self.settings.mode
+
+    def uninstall(self) -> None:
+        """The same as `streamshim.uninstall`."""
+        uninstall()
+
+    def status(self) -> Status:
+        """The same as `streamshim.status`."""
+        return status()
+
+    def __enter__(self) -> Installation:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        # A block inside code that had installed before must not take that installation away.
+        if self._owner:
+            uninstall()
+
+    def __repr__(self) -> str:
+        return f"<streamshim.Installation mode={self.mode} binders={sorted(_wanted(self.settings))}>"
+
+
+def install(
+    mode: str | Mode | None = None, *, only: Iterable[str] | None = None, skip: Iterable[str] | None = None
+) -> Installation:
+    """Make foreign kernels follow torch's current stream, in this process, from now on.
+
+    May be called before or after torch, cutlass or tvm_ffi are imported; imports none of them, creates no CUDA
+    context and starts no thread. Calling it again is a no-op.
+
+    Args:
+        mode: "bind" (repair what can be repaired, raise where the graph would be wrong), "strict" (also raise for
+            what had to be rescued), "check" (bind nothing, tell what is wrong without the shim) or "off". None takes
+            ``STREAMSHIM_MODE``, or ``STREAMSHIM_STRICT=1`` for strict, and "bind" if neither is set.
+        only: names of the only binders to apply. A binder named here that cannot be applied is an error.
+        skip: names of binders to leave out.
+
+    Returns:
+        An `Installation`. With ``STREAMSHIM_DISABLE=1`` nothing is patched, and ``status()`` says so.
+
+    Raises:
+        ValueError: for a wrong value of an argument or variable, naming it and the allowed values.
+        AlreadyInstalledError: if it is installed already and an argument given here says otherwise.
+        BinderError: if a binder named in ``only``, or any binder in strict mode, cannot be applied to what is
+            imported already.
+    """
+    global _active
+    settings = Settings.read(mode, only, skip)
+    with _lock:
+        if _active is not None:
+            _refuse_conflict(_active.settings, settings, mode, only, skip)
+            imports.settle()
+            return Installation(_active.settings, owner=False)
+        if not settings.active:
+            return Installation(settings, owner=False)
+        _active = state = _State(settings)
+        _shadowed.clear()
+        ledger.clear()
+        gate.set_mode(settings.mode)
+        capture.enabled = True
+        imports.when_imported(_TORCH_GRAPHS, _bind_torch)
+        capture.before_begin[:] = [_insist] if settings.mode is Mode.STRICT else []
+        for name in _wanted(settings):
+            for module in binders.load(name).modules:
+                imports.when_imported(module, _bind)
+        insistent = settings.mode is Mode.STRICT or settings.only is not None
+        if insistent and state.problems:
+            uninstall()
+            raise BinderError(_problems_text(state))
+        return Installation(settings, owner=True)
+
+
+def uninstall() -> None:
+    """Put every patched object back as it was found. A no-op if nothing is installed.
+
+    Where someone else has wrapped one of our replacements since, theirs stays and ours passes through; ``status()``
+    lists it as shadowed. Kernels that were traced meanwhile go on following torch: that is in their code.
+    """
+    global _active
+    with _lock:
+        if _active is None:
+            return
+        state, _active = _active, None
+        for sets in state.sets.values():
+            for patches in reversed(sets):
+                _shadowed.extend(patches.undo())
+        gate.set_mode(Mode.OFF)
+        capture.enabled = False
+        capture.before_begin.clear()
+        for name in _wanted(state.settings):
+            for module in binders.load(name).modules:
+                imports.forget(module)
+        imports.forget(_TORCH_GRAPHS)
+
+
+def status() -> Status:
+    """What is bound, in which version, and what is off and why. Prints well; has ``to_dict()``."""
+    with _lock:
+        imports.settle()
+        settings = _active.settings if _active is not None else Settings.read()
+        torch = sys.modules.get("torch")
+        return Status(
+            version=__version__,
+            installed=_active is not None,
+            mode=str(settings.mode if _active is not None else Mode.OFF),
+            source=settings.source,
+            reason="" if _active is not None else _why_not(settings),
+            torch=str(getattr(torch, "__version__", "?")) if torch is not None else None,
+            binders=[_binder_status(name, settings) for name in BINDERS],
+            captures=[capture.describe(window.id) for window in capture.open_windows()],
+            events=ledger.counts(),
+            shadowed=list(_shadowed),
+        )
+
+
+def current_handle(device: int | None = None) -> int:
+    """The handle of torch's current stream, for the calling thread.
+
+    Args:
+        device: the device's index; None: the current device.
+
+    Returns:
+        The ``cudaStream_t`` as an int; 0 is the default stream.
+
+    Raises:
+        NoCudaError: if torch was built without CUDA.
+    """
+    return runtime.get().current_handle(runtime.get().current_device() if device is None else device)
+
+
+def _wanted(settings: Settings) -> list[str]:
+    return [name for name in BINDERS if settings.wants(name)]
+
+
+def _bind(module: ModuleType) -> None:
+    with _lock:
+        if _active is None:
+            return
+        for name in _wanted(_active.settings):
+            binder = binders.load(name)
+            if module.__name__ in binder.modules:
+                try:
+                    _active.apply(name, PatchSet(binder.patches(module)))
+                except Exception as error:
+                    _active.problems[name] = f"{type(error).__name__}: {error}"
+                    raise
+
+
+def _bind_torch(module: ModuleType) -> None:
+    with _lock:
+        if _active is not None:
+            _active.apply("torch", PatchSet(capture.patches(module.CUDAGraph)))
+
+
+def _insist() -> None:
+    """Strict mode: no capture begins while a binder that is wanted could not be applied."""
+    if _active is not None and _active.problems:
+        raise BinderError(_problems_text(_active))
+
+
+def _problems_text(state: _State) -> str:
+    listed = "\n".join(f"  {name}: {problem}" for name, problem in state.problems.items())
+    return (
+        "A binder could not be applied, so launches through it would not follow torch's current stream:\n"
+        f"{listed}\n"
+        "Use a version within the tested range (streamshim.status() lists it), or leave the binder out with "
+        "install(skip=[...])."
+    )
+
+
+def _refuse_conflict(now: Settings, new: Settings, mode: object, only: object, skip: object) -> None:
+    differs = [
+        f"{name}={getattr(new, name)!s} (in force: {getattr(now, name)!s})"
+        for name, argument in (("mode", mode), ("only", only), ("skip", skip))
+        if argument is not None and getattr(now, name) != getattr(new, name)
+    ]
+    if differs:
+        raise AlreadyInstalledError(
+            f"streamshim is installed already with other settings: {', '.join(differs)}. Call streamshim.uninstall() "
+            "first, or leave the argument out to keep what is in force."
+        )
+
+
+def _why_not(settings: Settings) -> str:
+    if settings.disabled:
+        return f"{settings.disabled} is set"
+    return "mode is off" if settings.mode is Mode.OFF else "install() has not been called"
+
+
+def _binder_status(name: str, settings: Settings) -> BinderStatus:
+    binder = binders.load(name)
+    versions = {package: binders.version_of(package) for package in binder.packages}
+    tested = dict(binder.packages)
+    if not settings.wants(name):
+        return BinderStatus(name, "skipped", "left out by install()", versions, tested)
+    if _active is None:
+        return BinderStatus(name, "off", "", versions, tested)
+    problem = _active.problems.get(name, "")
+    sets = _active.sets.get(name, [])
+    patched = [patch.target for patches in sets for patch in patches.patches if patch.in_place]
+    lost = [patch.target for patches in sets for patch in patches.patches if not patch.in_place]
+    notes = binder.notes() + [f"{target} was replaced or wrapped by someone else" for target in lost]
+    state = "off" if problem else "bound" if sets else "waiting"
+    return BinderStatus(name, state, problem, versions, tested, patched, notes)

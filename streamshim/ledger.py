@@ -1,0 +1,58 @@
+"""What was noticed while capturing: refusals, rescues and allowed exceptions, with the user's line."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from .callsite import Site
+
+#: How many events are kept; the counts go on.
+KEPT = 1000
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that was noticed.
+
+    Attributes:
+        kind: "rescued launch", "refused launch", "allowed launch", "compile in capture".
+        what: what was launched or compiled.
+        site: the user's line.
+        given: the handle that the caller passed.
+        current: the handle of torch's current stream.
+        capture: the driver's id of the capture.
+    """
+
+    kind: str
+    what: str
+    site: Site
+    given: int
+    current: int
+    capture: int
+
+
+_events: deque[Event] = deque(maxlen=KEPT)
+_counts: Counter[str] = Counter()
+
+
+def add(event: Event) -> None:
+    """Record an event."""
+    _events.append(event)
+    _counts[event.kind] += 1
+
+
+def events() -> list[Event]:
+    """The last `KEPT` events, oldest first."""
+    return list(_events)
+
+
+def counts() -> dict[str, int]:
+    """How many events of each kind there have been."""
+    return dict(_counts)
+
+
+def clear() -> None:
+    """Forget everything."""
+    _events.clear()
+    _counts.clear()

@@ -1,0 +1,103 @@
+"""Patches on other people's classes and modules: applied all or none, undone exactly."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+_MISSING: Any = object()
+
+
+@dataclass
+class Patch:
+    """One attribute to be replaced.
+
+    Args:
+        owner: the class or module that holds the attribute.
+        name: the attribute's name. It must exist, on the owner itself or inherited.
+        make: called with the original (as a plain function), returns the replacement.
+        static: the attribute is a ``staticmethod``.
+    """
+
+    owner: Any
+    name: str
+    make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    static: bool = False
+    _raw: Any = field(default=_MISSING, init=False, repr=False)
+    _ours: Any = field(default=None, init=False, repr=False)
+
+    @property
+    def target(self) -> str:
+        """The attribute in words, for instance ``cutlass.base_dsl.jit_executor.JitExecutor.__call__``."""
+        module = getattr(self.owner, "__module__", None)
+        name = getattr(self.owner, "__qualname__", getattr(self.owner, "__name__", "?"))
+        return ".".join(filter(None, (module, name, self.name)))
+
+    def probe(self) -> str:
+        """An empty string if the patch can be applied, else what is missing."""
+        if getattr(self.owner, self.name, None) is None:
+            return f"{self.target} does not exist"
+        raw = self._own()
+        if isinstance(raw, staticmethod) is not self.static and raw is not _MISSING:
+            return f"{self.target} is {'no' if self.static else 'a'} staticmethod"
+        return ""
+
+    def apply(self) -> None:
+        """Put the replacement in place."""
+        self._raw = self._own()
+        original = getattr(self.owner, self.name)
+        replacement = self.make(original)
+        functools.update_wrapper(replacement, original)
+        self._ours = staticmethod(replacement) if self.static else replacement
+        setattr(self.owner, self.name, self._ours)
+
+    def undo(self) -> bool:
+        """Put the original back. False if somebody has wrapped ours since: then theirs stays, and ours passes through.
+
+        Passing through is the job of the replacement: it does nothing of its own while `gate.mode` is off.
+        """
+        if self._own() is not self._ours:
+            return False
+        if self._raw is _MISSING:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self._raw)
+        return True
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the attribute is ours right now (False after someone else's wrapper, or a module reload)."""
+        return self._own() is self._ours
+
+    def _own(self) -> Any:
+        return vars(self.owner).get(self.name, _MISSING)
+
+
+class PatchSet:
+    """Patches that are applied together or not at all."""
+
+    def __init__(self, patches: Iterable[Patch]) -> None:
+        self.patches = list(patches)
+        self._applied: list[Patch] = []
+
+    def probe(self) -> list[str]:
+        """What is missing, one line each; empty if all patches can be applied."""
+        return [problem for patch in self.patches if (problem := patch.probe())]
+
+    def apply(self) -> None:
+        """Apply all. If one fails, those before it are undone and the exception goes on."""
+        try:
+            for patch in self.patches:
+                patch.apply()
+                self._applied.append(patch)
+        except BaseException:
+            self.undo()
+            raise
+
+    def undo(self) -> list[str]:
+        """Undo in reverse order; returns the targets that someone else has wrapped since."""
+        shadowed = [patch.target for patch in reversed(self._applied) if not patch.undo()]
+        self._applied.clear()
+        return shadowed

@@ -1,0 +1,76 @@
+"""The answer to "what is the shim doing here?", as an object that prints well."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class BinderStatus:
+    """One binder.
+
+    Attributes:
+        name: the binder's name.
+        state: "bound", "waiting" (its library is not imported yet), "off" or "skipped".
+        reason: why it is off or skipped.
+        versions: the installed version of each of its packages, None if it is not installed.
+        tested: the tested range of each.
+        patched: the targets in place.
+        notes: what else a user should know.
+    """
+
+    name: str
+    state: str
+    reason: str = ""
+    versions: dict[str, str | None] = field(default_factory=dict)
+    tested: dict[str, str] = field(default_factory=dict)
+    patched: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Status:
+    """The whole installation.
+
+    Attributes:
+        version: streamshim's version.
+        installed: whether `install` is in force.
+        mode: the mode in force.
+        source: where the mode came from.
+        reason: why nothing is installed.
+        torch: torch's version, None if it is not imported.
+        binders: one entry a binder.
+        captures: the captures that are open now, in words.
+        events: how many launches were rescued, refused or allowed in captures.
+        shadowed: targets that could not be put back, because someone else has wrapped them since.
+    """
+
+    version: str
+    installed: bool
+    mode: str
+    source: str
+    reason: str
+    torch: str | None
+    binders: list[BinderStatus]
+    captures: list[str]
+    events: dict[str, int]
+    shadowed: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain dicts and lists, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        head = f"streamshim {self.version}: "
+        head += f"installed, mode {self.mode} ({self.source})" if self.installed else f"not installed ({self.reason})"
+        lines = [head, f"  torch     {self.torch or 'not imported yet'}"]
+        for b in self.binders:
+            versions = ", ".join(f"{p} {v or 'not installed'}" for p, v in b.versions.items())
+            lines.append(f"  {b.name:<9} {b.state}{': ' + b.reason if b.reason else ''} ({versions})")
+            lines += [f"            patched {target}" for target in b.patched]
+            lines += [f"            note: {note}" for note in b.notes]
+        lines += [f"  capturing {text}" for text in self.captures]
+        lines += [f"  noticed   {kind}: {count}" for kind, count in self.events.items()]
+        lines += [f"  shadowed  {target}: wrapped by someone else since; it passes through" for target in self.shadowed]
+        return "\n".join(lines)

@@ -1,0 +1,73 @@
+"""The one place that knows CUDA: a small protocol, and a holder for the implementation in use.
+
+`torch_cuda` asks torch and the driver; `simulated` is a model of both for machines without a GPU. Scenarios run
+unchanged on either; where they disagree, the simulator is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class CaptureState:
+    """What the driver says of a stream: whether it captures, and which capture it belongs to.
+
+    Attributes:
+        id: the driver's capture id, unique for the life of the process; 0 when the stream does not capture.
+        valid: False once the capture has been invalidated.
+    """
+
+    id: int = 0
+    valid: bool = True
+
+    def __bool__(self) -> bool:
+        return self.id != 0
+
+
+NOT_CAPTURING = CaptureState()
+
+
+class Runtime(Protocol):
+    """The questions that streamshim asks. Every method is legal while any thread captures, in every capture mode."""
+
+    name: str
+
+    def current_handle(self, device: int) -> int:
+        """The handle of torch's current stream of the device, for the calling thread."""
+
+    def current_device(self) -> int:
+        """The index of the current device of the calling thread."""
+
+    def device_count(self) -> int:
+        """How many devices this process sees."""
+
+    def set_device(self, device: int) -> None:
+        """Make the device current for the calling thread."""
+
+    def capture_state(self, handle: int) -> CaptureState:
+        """Whether the stream captures. The handle must belong to a living stream."""
+
+
+class _Holder:
+    """Holds the runtime in use; `torch_cuda` is made at the first question, since torch may be imported late."""
+
+    def __init__(self) -> None:
+        self._runtime: Runtime | None = None
+
+    def get(self) -> Runtime:
+        if self._runtime is None:
+            from .torch_cuda import TorchCuda
+
+            self._runtime = TorchCuda()
+        return self._runtime
+
+    def use(self, runtime: Runtime | None) -> Runtime | None:
+        """Put another runtime in place (None: `torch_cuda` at the next question); returns the one before."""
+        previous, self._runtime = self._runtime, runtime
+        return previous
+
+
+_holder = _Holder()
+get = _holder.get

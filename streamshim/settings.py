@@ -1,0 +1,124 @@
+"""What the user asked for, read once: arguments win over the environment, the environment over the defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+#: The binders that exist, by the name used in ``only=`` and ``skip=``, with the module that holds each.
+BINDERS: Mapping[str, str] = {"cute": "streamshim.binders.cute"}
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("", "0", "false", "no", "off")
+
+
+class Mode(str, Enum):
+    """How strictly launches are treated; the table in the README gives the meaning of each for every case."""
+
+    BIND = "bind"
+    """Bind what can be bound, warn about what had to be rescued, raise where the graph would be wrong."""
+    STRICT = "strict"
+    """As ``bind``, but raise for everything that had to be rescued. For CI."""
+    CHECK = "check"
+    """Bind nothing; raise where the program is wrong without the shim."""
+    OFF = "off"
+    """Patch nothing."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one installation.
+
+    Attributes:
+        mode: how launches are treated.
+        only: names of the only binders to apply, or None for all.
+        skip: names of binders to leave out.
+        disabled: why nothing is to be installed (a variable's name and value), or an empty string.
+        source: where ``mode`` came from: "argument", a variable's name, or "default".
+    """
+
+    mode: Mode = Mode.BIND
+    only: frozenset[str] | None = None
+    skip: frozenset[str] = frozenset()
+    disabled: str = ""
+    source: str = "default"
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is to be patched at all."""
+        return not self.disabled and self.mode is not Mode.OFF
+
+    def wants(self, binder: str) -> bool:
+        """Whether the binder of this name is to be applied."""
+        return (self.only is None or binder in self.only) and binder not in self.skip
+
+    @classmethod
+    def read(
+        cls,
+        mode: str | Mode | None = None,
+        only: Iterable[str] | None = None,
+        skip: Iterable[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Settings:
+        """Combine arguments and environment.
+
+        Args:
+            mode: "bind", "strict", "check", "off", a `Mode`, or None to take it from ``STREAMSHIM_MODE`` or
+                ``STREAMSHIM_STRICT``.
+            only: names of binders, or None.
+            skip: names of binders, or None.
+            environ: the environment to read; ``os.environ`` if None.
+
+        Raises:
+            ValueError: for a value that is not allowed, naming the argument or variable and the allowed values.
+        """
+        env = os.environ if environ is None else environ
+        strict = _flag(env, "STREAMSHIM_STRICT")
+        from_variable = _mode(env["STREAMSHIM_MODE"], "STREAMSHIM_MODE") if env.get("STREAMSHIM_MODE") else None
+        if strict and from_variable not in (None, Mode.STRICT):
+            raise ValueError(
+                f"STREAMSHIM_STRICT={env['STREAMSHIM_STRICT']} asks for strict mode, but "
+                f"STREAMSHIM_MODE={env['STREAMSHIM_MODE']} for another: unset one of them"
+            )
+        if mode is not None:
+            chosen, source = _mode(mode, "mode"), "argument"
+        elif from_variable is not None:
+            chosen, source = from_variable, "STREAMSHIM_MODE"
+        elif strict:
+            chosen, source = Mode.STRICT, "STREAMSHIM_STRICT"
+        else:
+            chosen, source = Mode.BIND, "default"
+        disabled = f"STREAMSHIM_DISABLE={env['STREAMSHIM_DISABLE']}" if _flag(env, "STREAMSHIM_DISABLE") else ""
+        return cls(chosen, _names(only, "only"), _names(skip, "skip") or frozenset(), disabled, source)
+
+
+def _mode(value: str | Mode, where: str) -> Mode:
+    try:
+        return Mode(value.lower() if isinstance(value, str) else value)
+    except ValueError:
+        allowed = ", ".join(repr(m.value) for m in Mode)
+        raise ValueError(f"{where} is {value!r}; allowed values: {allowed}") from None
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    value = env.get(name, "")
+    if value.lower() in _TRUE:
+        return True
+    if value.lower() in _FALSE:
+        return False
+    raise ValueError(f"{name} is {value!r}; allowed values: {', '.join(map(repr, _TRUE + _FALSE[1:]))}, or unset")
+
+
+def _names(value: Iterable[str] | None, where: str) -> frozenset[str] | None:
+    if value is None:
+        return None
+    names = frozenset([value] if isinstance(value, str) else value)
+    unknown = sorted(repr(n) for n in names if n not in BINDERS)
+    if unknown:
+        raise ValueError(f"{where} names {', '.join(unknown)}; binders that exist: {', '.join(map(repr, BINDERS))}")
+    return names
