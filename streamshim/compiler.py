@@ -184,7 +184,7 @@ class CompiledOnCall:
             kind = type(value)
             raise TypeError(
                 f"argument {name!r} is a {kind.__module__}.{kind.__qualname__}, which cannot be hashed; accepted: "
-                "torch tensors, numbers, tuples and lists of them, and hashable objects, which are compiled in as they are"
+                "torch tensors, numbers, tuples and lists of them, and hashable objects, which are compiled in as is"
             ) from None
         return value
 
@@ -220,8 +220,8 @@ class CompiledOnCall:
         ledger.add(ledger.Event("compile in capture", self._launch.what, site, 0, current, state.id))
         text = (
             f"{self._launch.what} is compiled inside a capture, at {site}, because it was not called with these "
-            "dtypes, ranks and static arguments before. Call it once before capturing (warm up), so that the capture holds "
-            "launches only."
+            "dtypes, ranks and static arguments before. Call it once before capturing (warm up), so that the capture "
+            "holds launches only."
         )
         if gate.mode() is Mode.STRICT:
             raise CompiledInCaptureError(text)

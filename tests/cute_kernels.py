@@ -49,9 +49,7 @@ def keyword_only(x: cute.Tensor, out: cute.Tensor, *, stream):
 @cute.jit
 def forwards_in_part(x: cute.Tensor, middle: cute.Tensor, out: cute.Tensor, stream: cuda.CUstream):
     add_one(x, middle).launch(grid=[cute.ceil_div(cute.size(x), THREADS), 1, 1], block=[THREADS, 1, 1])
-    add_one(middle, out).launch(
-        grid=[cute.ceil_div(cute.size(x), THREADS), 1, 1], block=[THREADS, 1, 1], stream=stream
-    )
+    add_one(middle, out).launch(grid=[cute.ceil_div(cute.size(x), THREADS), 1, 1], block=[THREADS, 1, 1], stream=stream)
 
 
 class Layer:

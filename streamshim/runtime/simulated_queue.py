@@ -1,8 +1,8 @@
 """Eager work in the simulator: one queue a stream, and the order in which they are drained.
 
-Nothing runs when it is submitted. When a host waits, what can run runs in the order of submission; a delay ends only
-when nothing else can run. So what is behind a delay comes after everything that is not, and a race that is possible
-on a GPU is certain here.
+Nothing runs when it is submitted. When a host waits for anything, whatever can run does, on all streams, in the order
+of submission; delays end only then, and only if the host has to wait for what is behind them. So what is behind a
+delay comes after everything that is not, and a race that is possible on a GPU is certain here.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ class Queue:
     """The pending work of one stream.
 
     Args:
-        legacy: the legacy stream's queue, if this is a *blocking* stream of the same device.
+        device: the stream's device.
+        legacy: the queue of that device's legacy stream, if this is a *blocking* stream.
     """
 
-    def __init__(self, legacy: Queue | None = None) -> None:
+    def __init__(self, device: int, legacy: Queue | None = None) -> None:
+        self.device = device
         self.legacy = legacy
         self.pending: deque[Entry] = deque()
 
@@ -56,10 +58,14 @@ class Timeline:
         self._queues: list[Queue] = []
         self._order = itertools.count()
 
-    def new_queue(self, legacy: Queue | None = None) -> Queue:
+    def new_queue(self, device: int, legacy: Queue | None = None) -> Queue:
         """A queue; see `Queue`."""
-        self._queues.append(Queue(legacy))
+        self._queues.append(Queue(device, legacy))
         return self._queues[-1]
+
+    def busy(self, device: int) -> bool:
+        """Whether anything is pending on a device."""
+        return any(queue.pending for queue in self._queues if queue.device == device)
 
     def add(self, queue: Queue, work: Work | None = None, after: Entry | None = None) -> Entry:
         """Put an entry at a queue's end."""
@@ -67,23 +73,18 @@ class Timeline:
         return queue.pending[-1]
 
     def run_until(self, finished: Callable[[], bool]) -> None:
-        """Run until this is true. It never hangs: the oldest pending entry of all can always run."""
+        """Run until this is true. It never hangs: the oldest pending entry of all can always run, or is a delay."""
+        self.run_without_delay()
         while not finished():
-            if not self._run_one():
-                # Only delays are left: time passes, and all that have begun are over.
-                for entry in self._startable():
-                    self._finish(entry)
+            # Time passes, and all delays that have begun are over.
+            for entry in self._startable():
+                self._finish(entry)
+            self.run_without_delay()
 
     def run_without_delay(self) -> None:
-        """Run what can run before any delay ends."""
-        while self._run_one():
-            pass
-
-    def _run_one(self) -> bool:
-        ready = [entry for entry in self._startable() if not entry.is_delay]
-        if ready:
+        """Run what is not behind a delay."""
+        while ready := [entry for entry in self._startable() if not entry.is_delay]:
             self._finish(min(ready, key=lambda entry: entry.order))
-        return bool(ready)
 
     def _startable(self) -> list[Entry]:
         heads = [queue.pending[0] for queue in self._queues if queue.pending]

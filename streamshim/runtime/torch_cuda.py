@@ -31,12 +31,16 @@ class TorchCuda:
             )
         self.current_handle = torch._C._cuda_getCurrentRawStream
         self.current_device = torch._C._cuda_getDevice
-        self.device_count = torch.cuda.device_count
+        # Fixed for the life of a process, but torch takes more than a microsecond to tell.
+        self._devices = torch.cuda.device_count()
         self.set_device = torch._C._cuda_setDevice
         driver = ctypes.CDLL("libcuda.so.1")
         self._capture_info = driver.cuStreamGetCaptureInfo_v2
         self._capture_info.argtypes = [ctypes.c_void_p] * 6
         self._capture_info.restype = ctypes.c_int
+
+    def device_count(self) -> int:
+        return self._devices
 
     def capture_state(self, handle: int) -> CaptureState:
         status, capture = ctypes.c_int(0), ctypes.c_uint64(0)

@@ -15,6 +15,8 @@ _lock = threading.Lock()
 _objects: dict[int, Any] = {}
 #: Address of an object's storage -> the handle it holds.
 by_address: dict[int, int] = {}
+#: The class ``CUstream`` once an object of it was made; read on the launch path.
+stream_type: Any = None
 
 
 def stream_object(handle: int) -> Any:
@@ -29,8 +31,10 @@ def address_of(handle: int) -> int:
 
 
 def _make(handle: int) -> Any:
+    global stream_type
     from cuda.bindings import driver
 
+    stream_type = driver.CUstream
     with _lock:
         if handle not in _objects:
             made = driver.CUstream(handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -107,7 +108,8 @@ def _launches_on_null(compiled: Any) -> bool:
     """Whether a function without a stream parameter launches on NULL, so far as its module tells."""
     module = getattr(compiled, "ir_module", None)
     # A reloaded object has no module: what it does cannot be known, so nothing is claimed.
-    return module is not None and "TVMFFIEnvGetStream" not in str(module)
+    # Every TVM-FFI module declares the function; what matters is whether it is called.
+    return module is not None and "call @TVMFFIEnvGetStream(" not in str(module)
 
 
 def _is_tvm_ffi(compiled: Any) -> bool:
@@ -123,4 +125,6 @@ def _flavour(compiled: Any) -> str:
 
 
 def _name(compiled: Any) -> str:
-    return str(getattr(compiled, "function_name", "?")).removeprefix("cutlass_")
+    """The function's own name out of the DSL's mangled one: ``cutlass_NAME_FakeTensor...``, with prefixes if loaded."""
+    mangled = str(getattr(compiled, "function_name", "?"))
+    return re.split(r"_(?:Fake)?Tensor", mangled.rpartition("cutlass_")[2])[0]

@@ -11,7 +11,8 @@ from typing import Any
 
 from ... import gate
 from ...settings import Mode
-from . import devices, environment
+from ...streams import handle_of
+from . import devices, environment, handles
 from .plans import plan_of
 from .slots import Plan
 
@@ -27,6 +28,17 @@ def call_with_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
         if plan.simple and args and type(args[0]) is devices.tensor_type and args[0].is_cuda:
             # Instead of the original, not on top of it: this is what it does, so that nothing is added.
             return self._kwargs_wrapper(*args, **kwargs) if plan.direct else original(self, *args, **kwargs)
+        place = plan.only
+        if 0 <= place < len(args) > plan.tensor:
+            tensor = args[plan.tensor]
+            if type(tensor) is devices.tensor_type and tensor.is_cuda:
+                value = args[place]
+                exact = type(value) is handles.stream_type
+                given = int(value) if exact else handle_of(value, plan.slots[0].name)
+                handle = gate.resolve(given, tensor.get_device(), plan.launch, plan.slots[0].name)
+                if handle != given or not exact:
+                    args = (*args[:place], handles.stream_object(handle), *args[place + 1 :])
+                return self._kwargs_wrapper(*args, **kwargs) if plan.direct else original(self, *args, **kwargs)
         return _call(original, self, plan, args, kwargs)
 
     return __call__

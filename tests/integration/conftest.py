@@ -1,0 +1,51 @@
+"""Real libraries without a GPU: the DSL compiles, nothing is launched, and the streams are the simulator's."""
+
+import contextlib
+import os
+
+import pytest
+
+# The DSL asks the GPU for its architecture unless it is told.
+os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
+
+cutlass = pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
+
+import streamshim  # noqa: E402
+from streamshim import gate, ledger, runtime  # noqa: E402
+from streamshim.runtime.simulated import Simulator  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _first_compile():
+    """Before 4.6 the DSL looks for a driver at the first compile of a process, and complains once."""
+    if tuple(map(int, cutlass.__version__.split(".")[:2])) < (4, 6):
+        import cute_kernels
+
+        with contextlib.suppress(Exception):
+            cute_kernels.compile_fake(cute_kernels.no_stream, options="")
+
+
+@pytest.fixture
+def sim():
+    """The simulator as the runtime in use."""
+    simulated = Simulator()
+    previous = runtime._holder.use(simulated)
+    gate.connect(simulated)
+    yield simulated
+    runtime._holder.use(previous)
+    gate.connect(None)
+
+
+@pytest.fixture
+def shim(sim):
+    """streamshim installed in bind mode on the simulator."""
+    with streamshim.install("bind") as installation:
+        ledger.clear()
+        yield installation
+
+
+@pytest.fixture(autouse=True)
+def _uninstalled():
+    yield
+    streamshim.uninstall()
