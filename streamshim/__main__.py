@@ -39,8 +39,8 @@ def _parser() -> argparse.ArgumentParser:
         "demo",
         help="show a custom kernel that goes missing from a CUDA graph, and what streamshim does about it",
         description="A small language model with a custom kernel, decoded with CUDA graphs off, on, and on with "
-        "streamshim. Uses the GPU and CuTe DSL, or a simulator where either is missing. Exits with 1 if anything is not "
-        "as it should be.",
+        "streamshim. Uses the GPU and CuTe DSL, or a simulator where either is missing. Exits with 1 if anything is "
+        "not as it should be.",
     )
     demo.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     demo.add_argument("--simulator", action="store_true", help="use the simulator also where there is a GPU")

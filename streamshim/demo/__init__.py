@@ -1,14 +1,14 @@
 """`python -m streamshim demo`: why a custom kernel goes missing from a CUDA graph, and what streamshim does about it.
 
-The story (`story`) is told once, for a `machine.Machine`: torch and a CuTe DSL kernel on a GPU (`on_cuda`, `kernels`), or
-the simulator (`on_simulator`, `foreign`) where there is none. The model (`model`) is the same on both.
+The story (`story`) is told once, for a `machine.Machine`: torch and a CuTe DSL kernel on a GPU (`on_cuda`, `kernels`),
+or the simulator (`on_simulator`, `foreign`) where there is none. The model (`model`) is the same on both.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
+import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -19,8 +19,6 @@ from ..installer import install, status, uninstall
 from ..settings import Settings
 from . import ir, story, text
 from .machine import Machine
-
-PACKAGES = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 
 
 def run(as_json: bool = False, force_simulator: bool = False) -> int:
@@ -93,12 +91,10 @@ def _why_not_cuda() -> str:
 
 
 def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"streamshim": __version__, "python": sys.version.split()[0]}
-    if importlib.util.find_spec("torch") is not None:
-        import torch
+    import torch
 
-        found["torch"] = str(torch.__version__)
-    return {**found, **{package: binders.version_of(package) for package in PACKAGES}}
+    own = {"streamshim": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
+    return {**own, **{package: binders.version_of(package) for package in ir.PACKAGES}}
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ Works without a GPU, since nothing is launched. The module is seen before it is 
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
 import re
@@ -17,6 +16,8 @@ from typing import Any
 
 from ..binders import version_of
 from ..installer import install
+
+PACKAGES = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 
 _ARCH = "CUTE_DSL_ARCH"
 #: The one ``stream = %x`` operand of a launch.
@@ -45,15 +46,12 @@ class Comparison:
 
 def missing() -> str:
     """Which library is missing for a CuTe kernel compiled with TVM-FFI, in words; an empty string if none is."""
-    for module, package in (("cutlass", "nvidia-cutlass-dsl"), ("tvm_ffi", "apache-tvm-ffi")):
-        if importlib.util.find_spec(module) is None:
-            return f"{package} is not installed"
-    return ""
+    return next((f"{package} is not installed" for package in PACKAGES if version_of(package) is None), "")
 
 
 def compare() -> Comparison:
     """Compile the demo's kernel without and with streamshim, which must not be installed."""
-    package = f"nvidia-cutlass-dsl {version_of('nvidia-cutlass-dsl')}"
+    package = f"{PACKAGES[0]} {version_of(PACKAGES[0])}"
     if missing():
         return Comparison(package, skipped=missing())
     try:

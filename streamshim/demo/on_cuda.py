@@ -31,10 +31,12 @@ class CudaMachine:
         self._h, self._y = h, y
 
     def kernel(self) -> Kernel:
-        return kernels.compile_update()
+        compiled: Kernel = kernels.compile_update()
+        return compiled
 
     def kernel_with_stream(self) -> Kernel:
-        return kernels.compile_update_with_stream()
+        compiled: Kernel = kernels.compile_update_with_stream()
+        return compiled
 
     def current_stream(self) -> Any:
         return driver.CUstream(torch.cuda.current_stream().cuda_stream)
@@ -66,7 +68,8 @@ class CudaMachine:
         return bool(self._y.isnan().all().item())
 
     def warm_up(self, step: Step) -> None:
-        side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream()
         side.wait_stream(current)
         with torch.cuda.stream(side):
             for _ in range(2):

@@ -1,4 +1,4 @@
-"""The story, told once for every machine: four acts, each with the tokens that came out and what was seen of the kernel."""
+"""The story, told once for every machine: four acts, each with its tokens and what was seen of the kernel."""
 
 from __future__ import annotations
 
@@ -91,17 +91,16 @@ class KeepingLayer:
         self.refusal: Refusal | None = None
 
     def __call__(self) -> None:
-        stream = self._machine.current_stream()
         if self._kept is None:
-            self._kept = stream
+            self._kept = self._machine.current_stream()
         if self.refusal is None:
-            stream = self._kept
-        try:
-            self._kernel(*self._machine.buffers, stream)
-        except WrongStreamError as error:
-            report = error.report
-            self.refusal = Refusal(str(error), str(report.site), report.given, report.expected)
-            self()
+            try:
+                self._kernel(*self._machine.buffers, self._kept)
+                return
+            except WrongStreamError as error:
+                report = error.report
+                self.refusal = Refusal(str(error), str(report.site), report.given, report.expected)
+        self._kernel(*self._machine.buffers, self._machine.current_stream())
 
 
 def _layer(machine: Machine, kernel: Kernel) -> Layer:

@@ -29,10 +29,11 @@ def _head(result: dict[str, Any]) -> list[str]:
         "",
         *_paragraph(
             f"A small language model writes {TOKENS} tokens, greedily (vocabulary {VOCABULARY}, {CHANNELS} channels, "
-            "random weights). Its state-space layer, h = a*h + b*x and y = c*h, is a custom kernel that takes no stream; "
-            f"{rest} Before each step the demo fills y with NaN, so that a kernel that does not run shows: NaN logits "
-            "give token 0, which is never right. With graphs on, the prompt's step runs eagerly, as in an engine, and "
-            "every later token is a replay of one captured step."
+            "random weights). Its state-space layer, h = a*h + b*x and y = c*h, is a custom kernel that takes no "
+            f"stream; {rest} With graphs on, the first token's step runs eagerly, as an engine reads its prompt, and "
+            "every later token is a replay of one captured step. Before each step the demo fills y with NaN, where a "
+            "real program would find old values: NaN logits give token 0, which is never right, so a kernel that does "
+            "not run shows."
         ),
     ]
 
@@ -53,7 +54,7 @@ def _acts(result: dict[str, Any]) -> list[str]:
         *lines,
         "",
         f"4. {title}: refused",
-        *textwrap.indent(strict["refusal"]["text"], "   | ", lambda _: True).splitlines(),
+        *(f"   | {line}".rstrip() for line in strict["refusal"]["text"].splitlines()),
         *_paragraph(
             "The capture is still valid. The layer repeats the launch on the current stream, the graph is finished and "
             f"replayed: {_score(strict)}.",
@@ -69,7 +70,7 @@ def _act(number: int, title: str, act: dict[str, Any], score: str) -> list[str]:
 
 def _tokens(act: dict[str, Any]) -> str:
     cells = (f"[{token:2d}]" if i in act["wrong_at"] else f" {token:2d} " for i, token in enumerate(act["tokens"]))
-    return "   " + " ".join(cells)
+    return ("   " + " ".join(cells)).rstrip()
 
 
 def _score(act: dict[str, Any]) -> str:
@@ -81,8 +82,8 @@ def _seen(act: dict[str, Any]) -> str:
     capturing, replay = act["ran_while_capturing"], act["ran_in_replay"]
     if capturing and not replay:
         return (
-            "Seen: the kernel ran once while the graph was being captured, and does not run in a replay. It went to the "
-            "NULL stream, which is not being captured, so CUDA executed it at once and left it out of the graph."
+            "Seen: the kernel ran once while the graph was being captured, and does not run in a replay. It went to "
+            "the NULL stream, which is not being captured, so it was executed at once and is not in the graph."
         )
     if replay and not capturing:
         return "Seen: the kernel did not run while the graph was being captured, and runs in each replay, as it should."
@@ -97,14 +98,12 @@ def _ir(lines: dict[str, Any] | None) -> list[str]:
         return ["", f"No look into a real CuTe kernel: {lines['skipped']}"]
     return [
         "",
-        f"The same with a real CuTe kernel, compiled here by {lines['package']}: where its launch takes the stream from",
-        *_block("before", lines["before"]),
-        *_block("after", lines["after"]),
+        f"A real CuTe kernel without a stream, compiled here by {lines['package']}. Its launch takes the stream",
+        "   without streamshim from a constant, 0, which is the NULL stream:",
+        *(f"      {line}"[:_WIDTH] for line in lines["before"]),
+        "   with streamshim from TVM-FFI, which is told torch's current stream at each call:",
+        *(f"      {line}"[:_WIDTH] for line in lines["after"]),
     ]
-
-
-def _block(label: str, lines: list[str]) -> list[str]:
-    return [f"   {label if i == 0 else '':<7} {line}"[:_WIDTH] for i, line in enumerate(lines)]
 
 
 def _verdict(result: dict[str, Any]) -> list[str]:

@@ -107,9 +107,21 @@ def _launch(compiled: Any, trace: tracing.Trace) -> Launch:
 def _launches_on_null(compiled: Any) -> bool:
     """Whether a function without a stream parameter launches on NULL, so far as its module tells."""
     module = getattr(compiled, "ir_module", None)
-    # A reloaded object has no module: what it does cannot be known, so nothing is claimed.
-    # Every TVM-FFI module declares the function; what matters is whether it is called.
-    return module is not None and "call @TVMFFIEnvGetStream(" not in str(module)
+    if module is None:
+        return False  # A reloaded object has no module: what it does cannot be known, so nothing is claimed.
+    from cutlass._mlir import ir
+
+    used = False
+
+    def visit(op: Any) -> Any:
+        nonlocal used
+        if op.name == "llvm.call" and "TVMFFIEnvGetStream" in str(op.attributes["callee"]):
+            # Every TVM-FFI function asks for the environment stream; only some use the answer.
+            used = used or any(True for _ in op.results[0].uses)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return not used
 
 
 def _is_tvm_ffi(compiled: Any) -> bool:
