@@ -45,7 +45,7 @@ def run(as_json: bool = False, force_simulator: bool = False) -> int:
     # Libraries that print while they are imported or compile must not get into the JSON.
     with contextlib.redirect_stdout(sys.stderr), _set_aside():
         result = _tell(force_simulator)
-    print(json.dumps(result, indent=2) if as_json else text.render(result))
+    print(json.dumps(result) if as_json else text.render(result))
     return 0 if result["ok"] else 1
 
 

@@ -280,18 +280,20 @@ def test_every_error_mode(world: World, error_mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["bind", "strict", "check"])
 def test_allow_lets_a_launch_escape(world: World, mode: str) -> None:
-    x, graph, side = world.buffer([0.0]), world.graph(), world.new_stream()
+    x, y, graph, side = world.buffer([0.0]), world.buffer([0.0]), world.graph(), world.new_stream()
     with world.installed(mode), warnings.catch_warnings():
         warnings.simplefilter("error", RescuedLaunchWarning)
         with world.capture(graph):
             world.launch(x, world.current_stream())
             with allow("launch", reason="counted outside the graph"):
                 world.launch(x, side)
-                world.launch_without_stream(x)
+                world.launch_without_stream(y)
         assert ledger.counts() == {"allowed launch": 2}
     world.synchronize()
-    assert world.read(x) == [2.0]
+    assert (world.read(x), world.read(y)) == ([1.0], [1.0])
+    world.fill(y, 30.0)
     assert [replayed(world, graph, x, start) for start in (10.0, 20.0)] == [11.0, 21.0]
+    assert world.read(y) == [30.0]
 
 
 def test_allow_can_be_nested_and_ends_with_its_outermost_region(world: World) -> None:

@@ -170,10 +170,12 @@ class CudaWorld:
         """Compile and load what this mode needs, so that scenarios do not do it in a capture or behind a delay."""
         if gate.mode() not in self._with_stream:
             self._with_stream[gate.mode()] = self._compile()
-            scratch = self.buffer([0.0])
-            self.launch(scratch, self.current_stream())
-            self.launch_without_stream(scratch)
-            self.synchronize()
+            for device in range(self._torch.cuda.device_count()):
+                with self.device(device):
+                    scratch = self.buffer([0.0], device)
+                    self.launch(scratch, self.current_stream())
+                    self.launch_without_stream(scratch)
+                    self.synchronize(device)
 
     @contextmanager
     def installed(self, mode: str) -> Iterator[None]:

@@ -1,0 +1,53 @@
+# A fresh machine needs make and Python 3.10 or newer with its venv module; the rest is installed into .venv.
+# Another Python: `make demo PYTHON=python3.12`. One test: `make test PYTEST_ARGS="-k demo"`.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.for-demo ## show a kernel that goes missing from a CUDA graph, and what streamshim does about it
+	@$(BIN)/python -m streamshim demo
+
+test: lint ## lint, then run the tests
+	@echo "==> pytest"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.for-test ## ruff (rules and format) and mypy
+	@echo "==> ruff check"
+	@$(BIN)/ruff check --quiet .
+	@echo "==> ruff format --check"
+	@$(BIN)/ruff format --quiet --check .
+	@echo "==> mypy"
+	@$(BIN)/mypy
+
+clean: ## remove .venv and everything that was generated
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps, which are older than what they depend on when something has to be installed again.
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; name one with PYTHON=")'
+	@echo "==> making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# CuTe DSL is not there for every platform and Python; the demo can do without it, and says so.
+$(VENV)/.for-demo: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "==> installing what the demo needs (torch and CuTe DSL; this takes a while the first time)"
+	@$(INSTALL) -e ".[cute]" || { echo "==> that failed; trying without CuTe DSL"; $(INSTALL) -e .; }
+	@touch $@
+
+$(VENV)/.for-test: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "==> installing what the tests need (this takes a while the first time)"
+	@$(INSTALL) -e ".[dev]"
+	@touch $@ $(VENV)/.for-demo

@@ -1,0 +1,117 @@
+"""``allow``: a region of one thread, as context manager and decorator."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from streamshim.allowance import allow, covers
+
+
+def region():
+    return allow("launch", reason="telemetry")
+
+
+def test_a_region_covers_its_block_only():
+    assert not covers("launch")
+    with region() as entered:
+        assert covers("launch")
+        assert (entered.what, entered.reason) == ("launch", "telemetry")
+    assert not covers("launch")
+
+
+def test_a_region_ends_with_an_exception_too():
+    with pytest.raises(KeyError), region():
+        raise KeyError
+    assert not covers("launch")
+
+
+def test_regions_nest():
+    with region():
+        with region():
+            assert covers("launch")
+        assert covers("launch")
+    assert not covers("launch")
+
+
+def test_one_region_can_be_entered_again_and_inside_itself():
+    again = region()
+    with again:
+        with again:
+            assert covers("launch")
+        assert covers("launch")
+    assert not covers("launch")
+    with again:
+        assert covers("launch")
+
+
+def test_a_decorated_function_is_covered_while_it_runs():
+    @region()
+    def telemetry(x, *, depth=0):
+        """Its docstring."""
+        return (x, covers("launch"), telemetry(x, depth=depth - 1) if depth else None)
+
+    assert telemetry(1, depth=1) == (1, True, (1, True, None))
+    assert (telemetry.__name__, telemetry.__doc__) == ("telemetry", "Its docstring.")
+    assert not covers("launch")
+
+
+def test_a_decorated_function_that_raises_leaves_the_region():
+    @region()
+    def fails():
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert not covers("launch")
+
+
+def test_threads_do_not_see_each_other():
+    inside, seen = threading.Barrier(2, timeout=10), {}
+
+    def with_region():
+        with region():
+            inside.wait()
+            seen["with"] = covers("launch")
+            inside.wait()
+
+    def without_region():
+        inside.wait()
+        seen["without"] = covers("launch")
+        inside.wait()
+
+    threads = [threading.Thread(target=f) for f in (with_region, without_region)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {"with": True, "without": False}
+
+
+def test_a_thread_started_inside_is_not_covered():
+    seen = []
+    with region():
+        thread = threading.Thread(target=lambda: seen.append(covers("launch")))
+        thread.start()
+        thread.join()
+    assert seen == [False]
+
+
+@pytest.mark.parametrize("what", ["sync", "launches", "", None, 1, ["launch"]], ids=repr)
+def test_a_wrong_what_names_what_is_allowed(what):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the whole text is compared
+        allow(what, reason="because")
+    assert str(error.value) == f"what is {what!r}; allowed values: 'launch'"
+
+
+@pytest.mark.parametrize("reason", ["", "  \n", None, 1, True], ids=repr)
+def test_a_reason_is_required(reason):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the whole text is compared
+        allow("launch", reason=reason)
+    assert str(error.value) == "reason is empty; say in a few words why this launch may stay outside the graph"
+
+
+def test_a_reason_cannot_be_left_out():
+    with pytest.raises(TypeError, match="reason"):
+        allow("launch")
