@@ -39,6 +39,9 @@ class Window:
 
 
 _windows: dict[int, Window] = {}
+#: The graph object's ``id`` -> the id of the capture that it has open. The driver does not tell the id of a capture
+#: that has been invalidated, so at the end of one it cannot be asked.
+_captured_by: dict[int, int] = {}
 #: False while nothing is installed; the patches pass through then.
 enabled = False
 #: Called before a capture begins; an exception keeps it from beginning.
@@ -89,6 +92,7 @@ def _capture_begin(original: Callable[..., Any]) -> Callable[..., Any]:
         state = asked.capture_state(stream)
         if state:
             mode = kwargs.get("capture_error_mode") or (args[1] if len(args) > 1 else "global")
+            _captured_by[id(self)] = state.id
             _windows[state.id] = Window(
                 state.id, stream, device, user_site(), threading.current_thread().name, str(mode)
             )
@@ -101,11 +105,9 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
     def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not enabled:
             return original(self, *args, **kwargs)
-        asked = runtime.get()
-        state = asked.capture_state(asked.current_handle(asked.current_device()))
         try:
             return original(self, *args, **kwargs)
         finally:
-            _windows.pop(state.id, None)
+            _windows.pop(_captured_by.pop(id(self), 0), None)
 
     return capture_end

@@ -203,7 +203,7 @@ class CompiledOnCall:
         options = self._options if self._options is not None else _FFI if environment.available() else ""
         examples = {name: _example(value) for name, value in zip(self._names, values, strict=True)}
         # Without a tensor, TVM-FFI does not know which device's environment stream to take.
-        by_environment = _FFI in options and not explicit and any(_tensors(values))
+        by_environment = _FFI in options and not explicit and next(_tensors(values), None) is not None
         if self._stream is not None:
             examples[self._stream] = make_fake_stream(use_tvm_ffi_env_stream=by_environment)
         positional, keywords = self._split(examples)

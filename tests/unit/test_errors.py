@@ -133,9 +133,6 @@ What to do:
 # name: mode, given handle, launch, argument, text
 REPORTS = {
     "escape, explicit": (Mode.STRICT, OTHER, BOUND, "params.stream", ESCAPE_EXPLICIT),
-    "escape, explicit, check": (
-        Mode.CHECK, OTHER, BOUND, "params.stream", ESCAPE_EXPLICIT.replace("strict", "check")
-    ),
     "escape, default": (Mode.CHECK, 0, BOUND, "", ESCAPE_DEFAULT),
     "escape, legacy": (
         Mode.CHECK, 1, BOUND, "", ESCAPE_DEFAULT.replace("the NULL stream (0)", "the legacy default stream (1)")

@@ -1,0 +1,213 @@
+"""Capture windows: what is known of the captures that torch has open. The graph is a stand-in, the patches are real."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from streamshim import capture, installer
+from streamshim.callsite import Site
+from streamshim.capture import Window, describe, open_windows
+from streamshim.patching import PatchSet
+from streamshim.runtime import CaptureState
+
+STREAM = 0x7F0010
+
+
+@pytest.fixture
+def graph_class(cuda):
+    """A class with the methods of ``torch.cuda.CUDAGraph``, patched; its captures are ids from 7 on."""
+    cuda.current, cuda.device = STREAM, 1
+    ids = iter(range(7, 100))
+
+    class CUDAGraph:
+        calls: list[tuple] = []
+        end_raises = False
+
+        def capture_begin(self, pool=None, capture_error_mode="global", check_input_liveness=False):
+            """Begin capturing."""
+            self.calls.append(("begin", pool, capture_error_mode, check_input_liveness))
+            cuda.captures[cuda.current] = CaptureState(next(ids))
+            return "begun"
+
+        def capture_end(self):
+            """End capturing."""
+            self.calls.append(("end",))
+            if cuda.captures.pop(cuda.current, None) is None:
+                raise RuntimeError("capture must end on the same stream it began on")
+            if self.end_raises:
+                raise RuntimeError("operation failed due to a previous error during capture")
+            return "ended"
+
+    patches = PatchSet(capture.patches(CUDAGraph))
+    assert patches.probe() == []
+    patches.apply()
+    capture.enabled = True
+    yield CUDAGraph
+    patches.undo()
+
+
+def test_a_window_is_open_from_begin_to_end(graph_class, at_root):
+    graph = graph_class()
+    assert open_windows() == []
+    assert graph.capture_begin() == "begun"
+    line = test_a_window_is_open_from_begin_to_end.__code__.co_firstlineno + 3
+    site = Site("tests/unit/test_capture.py", line, "test_a_window_is_open_from_begin_to_end")
+    assert open_windows() == [Window(7, STREAM, 1, site, "MainThread", "global")]
+    assert graph.capture_end() == "ended"
+    assert open_windows() == []
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "arguments"),
+    [
+        ((), {}, (None, "global", False)),
+        (("pool",), {}, ("pool", "global", False)),
+        (("pool", "relaxed"), {}, ("pool", "relaxed", False)),
+        ((), {"capture_error_mode": "thread_local"}, (None, "thread_local", False)),
+        (("pool",), {"capture_error_mode": "relaxed"}, ("pool", "relaxed", False)),
+        ((), {"pool": "pool"}, ("pool", "global", False)),
+        (("pool", "relaxed", True), {}, ("pool", "relaxed", True)),
+        ((), {"check_input_liveness": True, "pool": "pool"}, ("pool", "global", True)),
+    ],
+)
+def test_arguments_pass_and_the_error_mode_is_known(graph_class, args, kwargs, arguments):
+    graph_class().capture_begin(*args, **kwargs)
+    assert graph_class.calls == [("begin", *arguments)]
+    assert open_windows()[0].error_mode == arguments[1]
+
+
+def test_a_capture_that_does_not_begin_opens_no_window(graph_class, cuda):
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        graph_class().capture_begin(no_such_argument=1)
+    assert open_windows() == []
+
+
+def test_a_capture_whose_end_raises_is_closed(graph_class):
+    """torch raises from capture_end when a fork was not joined, say; the capture is over nevertheless."""
+    graph = graph_class()
+    graph.end_raises = True
+    graph.capture_begin()
+    with pytest.raises(RuntimeError, match="previous error"):
+        graph.capture_end()
+    assert open_windows() == []
+
+
+def test_a_capture_that_was_invalidated_is_closed_by_its_end(graph_class, cuda):
+    """The driver gives the id of a valid capture only, so an invalidated one must be recognised by something else."""
+    graph = graph_class()
+    graph.end_raises = True
+    graph.capture_begin()
+    cuda.captures[STREAM] = CaptureState(0, valid=False)
+    with pytest.raises(RuntimeError, match="previous error"):
+        graph.capture_end()
+    assert open_windows() == []
+
+
+def test_an_end_that_is_refused_leaves_the_capture_open(graph_class, cuda):
+    """torch refuses to end a capture under another current stream than it began on; it goes on then."""
+    graph = graph_class()
+    graph.capture_begin()
+    cuda.current = 0x7F0020
+    with pytest.raises(RuntimeError, match="same stream"):
+        graph.capture_end()
+    assert [w.id for w in open_windows()] == [7]
+    cuda.current = STREAM
+    graph.capture_end()
+    assert open_windows() == []
+
+
+def test_an_uninstall_while_capturing_leaves_no_window_behind(graph_class, cuda):
+    """Capture ids are never used twice, so a window that is left would be listed as open for ever."""
+    installer.install()
+    graph = graph_class()
+    graph.capture_begin()
+    installer.uninstall()
+    graph.capture_end()
+    assert installer.status().captures == []
+
+
+def test_several_captures_are_listed_oldest_first(graph_class, cuda):
+    first, second = graph_class(), graph_class()
+    first.capture_begin()
+    cuda.current = 0x7F0020
+    second.capture_begin()
+    assert [(w.id, w.stream) for w in open_windows()] == [(7, STREAM), (8, 0x7F0020)]
+    second.capture_end()
+    assert [w.id for w in open_windows()] == [7]
+
+
+def test_a_graph_can_capture_again_and_again(graph_class):
+    """Breakable graphs end and begin captures many times inside one ``with`` block; each is another capture."""
+    graph = graph_class()
+    for expected in (7, 8, 9):
+        graph.capture_begin()
+        assert [w.id for w in open_windows()] == [expected]
+        graph.capture_end()
+    assert open_windows() == []
+
+
+def test_the_thread_is_known(graph_class):
+    thread = threading.Thread(target=graph_class().capture_begin, name="capturer")
+    thread.start()
+    thread.join()
+    assert [w.thread for w in open_windows()] == ["capturer"]
+
+
+def test_nothing_is_done_while_disabled(graph_class, cuda):
+    capture.enabled = False
+    capture.before_begin.append(lambda: pytest.fail("called although disabled"))
+    graph = graph_class()
+    assert graph.capture_begin("pool") == "begun"
+    assert (open_windows(), cuda.asked) == ([], [])
+    assert graph.capture_end() == "ended"
+    assert graph_class.calls == [("begin", "pool", "global", False), ("end",)]
+    assert cuda.asked == []
+
+
+def test_what_objects_before_the_begin_keeps_it_from_beginning(graph_class):
+    def object_to_it():
+        raise RuntimeError("not today")
+
+    capture.before_begin.append(object_to_it)
+    with pytest.raises(RuntimeError, match="not today"):
+        graph_class().capture_begin()
+    assert graph_class.calls == []
+    assert open_windows() == []
+
+
+def test_the_patched_methods_look_like_the_originals(graph_class):
+    assert graph_class.capture_begin.__doc__ == "Begin capturing."
+    assert graph_class.capture_begin.__name__ == "capture_begin"
+    assert graph_class.capture_end.__doc__ == "End capturing."
+
+
+def test_a_subclass_is_covered(graph_class):
+    class Mine(graph_class):
+        def capture_begin(self, **kwargs):
+            return super().capture_begin(**kwargs)
+
+    graph = Mine()
+    graph.capture_begin(capture_error_mode="relaxed")
+    assert [w.error_mode for w in open_windows()] == ["relaxed"]
+    graph.capture_end()
+    assert open_windows() == []
+
+
+@pytest.mark.parametrize(
+    ("id_", "text"),
+    [
+        (0, "nothing"),
+        (5, "capture 5 (not begun through torch.cuda.CUDAGraph)"),
+        (7, "capture 7 on stream 0x7f0010 of cuda:1, begun at serve.py:12 in capture_model, thread worker"),
+    ],
+)
+def test_a_capture_in_words(id_, text):
+    capture._windows[7] = Window(7, STREAM, 1, Site("serve.py", 12, "capture_model"), "worker", "global")
+    assert describe(id_) == text
+
+
+def test_a_window_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        Window(7, STREAM, 1, Site("f.py", 1, "f"), "worker", "global").id = 8
