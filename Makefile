@@ -41,10 +41,11 @@ $(VENV)/.made:
 	@$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-# CuTe DSL is not there for every platform and Python; the demo can do without it, and says so.
+# CuTe DSL is not there for every platform and Python; the demo can do without it, and says so. Without numpy, torch
+# warns when it is imported.
 $(VENV)/.for-demo: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "==> installing what the demo needs (torch and CuTe DSL; this takes a while the first time)"
-	@$(INSTALL) -e ".[cute]" || { echo "==> that failed; trying without CuTe DSL"; $(INSTALL) -e .; }
+	@$(INSTALL) numpy -e ".[cute]" || { echo "==> that failed; trying without CuTe DSL"; $(INSTALL) numpy -e .; }
 	@touch $@
 
 $(VENV)/.for-test: $(VENV)/.made pyproject.toml constraints.txt

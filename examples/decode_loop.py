@@ -3,8 +3,8 @@
     pip install 'streamshim[cute]'
     python examples/decode_loop.py
 
-The kernel is a state-space layer, ``h = 0.75*h + x``, in a language model of three lines: look up the last token, update
-the state, take the token that fits the state best. `python -m streamshim demo` tells the same story at more length.
+The kernel is a state-space layer, ``h = 0.75*h + x``, in a language model of three lines: look up the last token,
+update the state, take the token that fits the state best. `python -m streamshim demo` tells this story at more length.
 """
 
 import sys

@@ -1,5 +1,7 @@
 """The two questions asked of every form of launch: is it in the graph, and does it wait for its input?"""
 
+import gc
+
 import torch
 
 #: Cycles of the delay kernel: far longer than any launch takes.
@@ -19,6 +21,8 @@ def captured(call, device="cuda", add=1.0, warm_up=True):
             call(x, out)
         torch.cuda.synchronize()
         out.fill_(-1)
+        # The DSL unloads a kernel's library when the kernel is collected, which no capture survives.
+        gc.collect()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             call(x, out)
@@ -33,6 +37,15 @@ def captured(call, device="cuda", add=1.0, warm_up=True):
             assert len(set(out.tolist())) == 1 or out.isnan().any()
             seen.append(out.tolist()[-1])
     return tuple(seen)
+
+
+def fresh_stream():
+    """A stream that torch.cuda.graph does not capture on; torch hands out the same 32 streams in turn."""
+    while True:
+        stream = torch.cuda.Stream()
+        taken = torch.cuda.graph.default_capture_stream
+        if taken is None or stream.cuda_stream != taken.cuda_stream:
+            return stream
 
 
 RIGHT = (-1.0, 42.0, 8.0)

@@ -257,7 +257,7 @@ def test_b02_a_stream_cached_in_the_warm_up(options, mode):
 
     with streamshim.install(mode):
         compiled = kernels.compile_fake(kernels.with_stream, make_fake_stream(), options=options)
-        side = torch.cuda.Stream()
+        side = fresh_stream()
         with torch.cuda.stream(side):
             launch(torch.zeros(N, device="cuda"), torch.zeros(N, device="cuda"))
         if mode == "bind":
@@ -302,7 +302,7 @@ def test_b03_the_environment_stream_is_back_after_every_call(shim):
 
 def test_a_users_raw_stream_block_counts_as_a_given_stream(shim):
     compiled = kernels.compile_fake(kernels.no_stream)
-    side = torch.cuda.Stream()
+    side = fresh_stream()
     with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:0"), side.cuda_stream):
         with pytest.warns(streamshim.RescuedLaunchWarning, match="environment stream"):
             assert captured(lambda x, out: compiled(tvm(x), tvm(out)), warm_up=False) == RIGHT
@@ -334,7 +334,8 @@ def test_many_streams_do_not_recompile(shim, monkeypatch):
     monkeypatch.setattr(
         BaseDSL, "compile_and_cache", lambda self, *a, **k: compiles.append(1) or original(self, *a, **k)
     )
-    x, out = cute_plain(torch.zeros(N, device="cuda")), cute_plain(torch.zeros(N, device="cuda"))
+    # A length of its own, so that no other test has compiled it.
+    x, out = (from_dlpack(torch.zeros(N + 1, device="cuda")) for _ in range(2))
     for _ in range(20):
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
@@ -432,7 +433,7 @@ def test_backward_on_the_autograd_thread_follows_the_forward_stream(shim):
 def test_strict_refuses_and_the_capture_stays_valid():
     with streamshim.install("strict"):
         compiled = kernels.compile_fake(kernels.with_stream, make_fake_stream())
-        stale = torch.cuda.Stream()
+        stale = fresh_stream()
 
         def call(x, out):
             with pytest.raises(streamshim.WrongStreamError):

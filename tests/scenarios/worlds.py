@@ -7,6 +7,7 @@ nothing of torch: the stream is what the caller says, or NULL.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -216,6 +217,8 @@ class CudaWorld:
         stream = stream if stream is not None else self.new_stream()
         # torch.cuda.graph waits for the device first, which no capture survives that is open already.
         begin = self._begin_only if self._open else self._torch.cuda.graph
+        # Collected in a capture, what is left of earlier scenarios would unload its kernels and break the capture.
+        gc.collect()
         self._open += 1
         try:
             # It does not put the stream back either, if the capture fails at its end.

@@ -1,0 +1,705 @@
+"""install, uninstall, status, and the package's public face. Over a binder made for the purpose; see conftest."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import streamshim
+from streamshim import binders, capture, gate, imports, ledger, settings
+from streamshim.callsite import Site
+from streamshim.errors import AlreadyInstalledError, BinderError
+from streamshim.settings import Mode
+
+
+@pytest.fixture
+def library(fake_binder):
+    """The fake binder's library, imported."""
+    return importlib.import_module(fake_binder.modules[0])
+
+
+def works_as_written(library):
+    return (library.launch(), library.Kernel().run(), library.Kernel.make()) == ("launched", "run", "made")
+
+
+def is_bound_once(library):
+    found = (library.launch(), library.Kernel().run(), library.Kernel.make())
+    return found == (["ours", "launched"], ["ours", "run"], ["ours", "made"])
+
+
+def snapshot(library):
+    return [(n, id(v)) for owner in (library, library.Kernel) for n, v in vars(owner).items()]
+
+
+class TestInstall:
+    """What one call does, and the second one."""
+
+    def test_binds_what_is_imported_already(self, library):
+        installation = streamshim.install()
+        assert is_bound_once(library)
+        assert (installation.mode, gate.mode(), capture.enabled) == (Mode.BIND, Mode.BIND, True)
+
+    def test_binds_what_is_imported_later(self, fake_binder):
+        streamshim.install()
+        library = importlib.import_module(fake_binder.modules[0])
+        imports.settle()
+        assert is_bound_once(library)
+
+    def test_again_is_a_no_op(self, library):
+        first = streamshim.install("strict", only=["fake"])
+        ledger.add(ledger.Event("rescued launch", "kernel", Site("f.py", 1, "f"), 1, 2, 3))
+        for again in ({}, {"mode": "strict"}, {"only": "fake"}, {"mode": Mode.STRICT, "only": {"fake"}, "skip": []}):
+            assert streamshim.install(**again).settings is first.settings
+            assert is_bound_once(library)
+        assert ledger.counts() == {"rescued launch": 1}
+
+    def test_again_without_arguments_ignores_a_changed_environment(self, library, monkeypatch):
+        streamshim.install("check")
+        monkeypatch.setenv("STREAMSHIM_MODE", "strict")
+        assert streamshim.install().mode is Mode.CHECK
+
+    @pytest.mark.parametrize(
+        ("first", "second", "differs"),
+        [
+            ({}, {"mode": "strict"}, r"mode=strict \(in force: bind\)"),
+            ({"mode": "check"}, {"mode": "off"}, r"mode=off \(in force: check\)"),
+            ({}, {"only": ["fake"]}, r"only=.*fake.* \(in force: None\)"),
+            ({}, {"skip": ["fake"]}, r"skip=.*fake.* \(in force: .*\)"),
+            ({"only": ["fake"]}, {"mode": "check", "only": []}, r"mode=check .*, only=.* \(in force: .*fake.*\)"),
+        ],
+    )
+    def test_again_with_other_settings_is_refused(self, library, first, second, differs):
+        streamshim.install(**first)
+        with pytest.raises(AlreadyInstalledError) as error:
+            streamshim.install(**second)
+        assert re.fullmatch(
+            rf"streamshim is installed already with other settings: {differs}\. Call streamshim\.uninstall\(\) first, or "
+            r"leave the argument out to keep what is in force\.",
+            str(error.value),
+        )
+        assert streamshim.status().mode == str(first.get("mode", "bind"))
+
+    @pytest.mark.parametrize("second", [{"only": ["fake"]}, {"skip": ["fake"]}], ids=["only", "skip"])
+    def test_a_conflict_is_told_in_the_words_of_the_call(self, library, second):
+        """Not in those of Python's data model."""
+        streamshim.install()
+        with pytest.raises(AlreadyInstalledError) as error:
+            streamshim.install(**second)
+        assert "frozenset" not in str(error.value)
+
+    def test_a_wrong_value_installs_nothing(self, library):
+        with pytest.raises(ValueError, match="mode is 'loud'"):
+            streamshim.install("loud")
+        assert works_as_written(library)
+        assert not streamshim.status().installed
+
+    def test_check_binds_too_since_the_gate_tells_them_apart(self, library):
+        """In check mode the patches are there, to see the launches; only the rule is another."""
+        streamshim.install("check")
+        assert is_bound_once(library)
+        assert gate.mode() is Mode.CHECK
+
+    @pytest.mark.parametrize("argument", [{"skip": ["fake"]}, {"only": []}])
+    def test_what_is_left_out_is_not_patched(self, library, argument):
+        before = snapshot(library)
+        streamshim.install(**argument)
+        assert snapshot(library) == before
+        assert [(b.state, b.reason) for b in streamshim.status().binders] == [("skipped", "left out by install()")]
+
+    def test_from_16_threads_at_once(self, library):
+        before, installations = snapshot(library), []
+        barrier = threading.Barrier(16, timeout=10)
+
+        def install():
+            barrier.wait()
+            installations.append(streamshim.install())
+
+        threads = [threading.Thread(target=install) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(installations) == 16
+        assert len({id(i.settings) for i in installations}) == 1
+        assert is_bound_once(library)
+        streamshim.uninstall()
+        assert snapshot(library) == before
+
+    def test_a_binder_that_cannot_be_loaded_leaves_nothing_installed(self, library, monkeypatch):
+        monkeypatch.setitem(settings.BINDERS, "broken", "streamshim_unit_no_such_module")
+        before = snapshot(library)
+        with pytest.raises(ModuleNotFoundError):
+            streamshim.install()
+        monkeypatch.delitem(settings.BINDERS, "broken")
+        assert snapshot(library) == before
+        assert not streamshim.status().installed
+        assert gate.mode() is Mode.OFF
+
+    def test_two_binders_may_wait_for_the_same_module(self, library, fake_binder, monkeypatch):
+        """Each is applied once, although the hook of a module is registered twice."""
+        second = SimpleNamespace(
+            name="second", packages={}, modules=fake_binder.modules, patches=lambda module: [], notes=lambda: []
+        )
+        monkeypatch.setitem(settings.BINDERS, "second", "streamshim_unit_second_binder")
+        monkeypatch.setitem(sys.modules, "streamshim_unit_second_binder", SimpleNamespace(binder=second))
+        streamshim.install()
+        assert is_bound_once(library)
+
+
+class TestUninstall:
+    """Everything is as it was."""
+
+    def test_puts_everything_back(self, library):
+        before = snapshot(library)
+        streamshim.install()
+        streamshim.uninstall()
+        assert snapshot(library) == before
+        assert works_as_written(library)
+        assert (gate.mode(), capture.enabled, capture.before_begin) == (Mode.OFF, False, [])
+
+    def test_of_nothing_is_nothing(self, library):
+        before = snapshot(library)
+        streamshim.uninstall()
+        streamshim.uninstall()
+        assert snapshot(library) == before
+
+    def test_keeps_later_imports_unpatched(self, fake_binder):
+        streamshim.install()
+        streamshim.uninstall()
+        library = importlib.import_module(fake_binder.modules[0])
+        imports.settle()
+        assert works_as_written(library)
+
+    def test_and_install_again(self, library):
+        for mode in ("bind", "strict", "check"):
+            assert streamshim.install(mode).mode is Mode(mode)
+            assert is_bound_once(library)
+            streamshim.uninstall()
+            assert works_as_written(library)
+
+    def test_heals_what_a_reload_has_lost(self, library):
+        streamshim.install()
+        importlib.reload(library)
+        assert works_as_written(library)
+        streamshim.uninstall()
+        streamshim.install()
+        assert is_bound_once(library)
+
+    def test_lists_what_was_wrapped_by_someone_else(self, library):
+        streamshim.install()
+        ours, theirs = library.launch, lambda: ["theirs", ours()]
+        library.launch = theirs
+        (note,) = [n for n in streamshim.status().binders[0].notes if n != "a note"]
+        assert note == f"{library.__name__}.launch was replaced or wrapped by someone else"
+        streamshim.uninstall()
+        assert library.launch is theirs
+        assert streamshim.status().shadowed == [f"{library.__name__}.launch"]
+        streamshim.install()
+        assert streamshim.status().shadowed == []
+
+    def test_by_the_installation(self, library):
+        streamshim.install().uninstall()
+        assert works_as_written(library)
+
+
+class TestBlocks:
+    """``with streamshim.install():``"""
+
+    def test_a_block_uninstalls_at_its_end(self, library):
+        with streamshim.install() as installation:
+            assert is_bound_once(library)
+            assert installation.status().installed
+        assert works_as_written(library)
+
+    def test_a_block_uninstalls_after_an_exception(self, library):
+        with pytest.raises(KeyError), streamshim.install():
+            raise KeyError
+        assert works_as_written(library)
+
+    def test_an_inner_block_leaves_the_outer_installation(self, library):
+        with streamshim.install():
+            with streamshim.install():
+                with streamshim.install("bind"):
+                    assert is_bound_once(library)
+                assert is_bound_once(library)
+            assert is_bound_once(library)
+        assert works_as_written(library)
+
+    def test_a_block_leaves_an_installation_made_before(self, library):
+        streamshim.install()
+        with streamshim.install():
+            pass
+        assert is_bound_once(library)
+
+    def test_a_block_leaves_an_installation_made_after_its_own_was_taken_away(self, library):
+        with streamshim.install():
+            streamshim.uninstall()
+            streamshim.install("check")
+        assert is_bound_once(library)
+        assert streamshim.status().mode == "check"
+
+    def test_a_disabled_block_leaves_an_installation_made_inside(self, library, monkeypatch):
+        monkeypatch.setenv("STREAMSHIM_DISABLE", "1")
+        with streamshim.install():
+            monkeypatch.delenv("STREAMSHIM_DISABLE")
+            streamshim.install()
+        assert is_bound_once(library)
+
+    def test_it_says_what_it_is(self, library):
+        assert repr(streamshim.install("check")) == "<streamshim.Installation mode=check binders=['fake']>"
+
+
+class TestStatus:
+    """What is bound, and what is off and why."""
+
+    VERSION = binders.version_of("wrapt")
+
+    def head(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.13.0"))
+
+    def test_text_before_and_after_the_import(self, fake_binder, monkeypatch):
+        name = fake_binder.modules[0]
+        self.head(monkeypatch)
+        streamshim.install("strict")
+        assert str(streamshim.status()) == (
+            f"streamshim {streamshim.__version__}: installed, mode strict (argument)\n"
+            "  torch     2.13.0\n"
+            f"  fake      waiting (wrapt {self.VERSION}, a-package-that-nobody-has not installed)\n"
+            "            note: a note"
+        )
+        importlib.import_module(name)
+        assert str(streamshim.status()) == (
+            f"streamshim {streamshim.__version__}: installed, mode strict (argument)\n"
+            "  torch     2.13.0\n"
+            f"  fake      bound (wrapt {self.VERSION}, a-package-that-nobody-has not installed)\n"
+            f"            patched {name}.launch\n"
+            f"            patched {name}.Kernel.run\n"
+            f"            patched {name}.Kernel.make\n"
+            "            note: a note"
+        )
+
+    def test_text_with_everything_that_can_happen(self, library, monkeypatch):
+        self.head(monkeypatch)
+        streamshim.install(skip=["fake"])
+        capture._windows[7] = capture.Window(7, 0x10, 0, Site("serve.py", 3, "warm_up"), "MainThread", "global")
+        ledger.add(ledger.Event("rescued launch", "kernel", Site("f.py", 1, "f"), 1, 2, 7))
+        assert str(streamshim.status()).splitlines()[1:] == [
+            "  torch     2.13.0",
+            f"  fake      skipped: left out by install() (wrapt {self.VERSION}, a-package-that-nobody-has not installed)",
+            "  capturing capture 7 on stream 0x10 of cuda:0, begun at serve.py:3 in warm_up, thread MainThread",
+            "  noticed   rescued launch: 1",
+        ]
+
+    def test_text_of_what_could_not_be_put_back(self, library):
+        streamshim.install()
+        ours = library.launch
+        library.launch = lambda: ours()
+        streamshim.uninstall()
+        assert str(streamshim.status()).splitlines()[-1] == (
+            f"  shadowed  {library.__name__}.launch: wrapped by someone else since; it passes through"
+        )
+
+    @pytest.mark.parametrize(
+        ("environ", "reason"),
+        [
+            ({}, "install() has not been called"),
+            ({"STREAMSHIM_MODE": "off"}, "mode is off"),
+            ({"STREAMSHIM_DISABLE": "1"}, "STREAMSHIM_DISABLE=1 is set"),
+        ],
+    )
+    def test_why_nothing_is_installed(self, library, monkeypatch, environ, reason):
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        if environ:
+            streamshim.install()
+        status = streamshim.status()
+        assert (status.installed, status.mode, status.reason) == (False, "off", reason)
+        assert str(status).splitlines()[0] == f"streamshim {streamshim.__version__}: not installed ({reason})"
+        assert works_as_written(library)
+
+    def test_an_install_that_was_told_to_be_off_is_not_said_to_be_missing(self, library):
+        streamshim.install("off")
+        assert streamshim.status().reason == "mode is off"
+
+    def test_it_can_be_sent_as_json(self, library):
+        streamshim.install()
+        status = streamshim.status()
+        plain = json.loads(json.dumps(status.to_dict()))
+        assert plain == status.to_dict()
+        assert plain["binders"][0]["tested"] == {"wrapt": ">=1.16", "a-package-that-nobody-has": ">=1"}
+        assert plain["binders"][0]["versions"] == {"wrapt": self.VERSION, "a-package-that-nobody-has": None}
+
+    def test_torch_is_named_only_where_it_is_imported(self, library, monkeypatch):
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+        assert streamshim.status().torch is None
+        assert "  torch     not imported yet" in str(streamshim.status())
+
+
+class TestNothing:
+    """Off and disabled: as if the package were not there."""
+
+    @pytest.mark.parametrize(
+        ("mode", "environ"),
+        [("off", {}), (None, {"STREAMSHIM_MODE": "off"}), (None, {"STREAMSHIM_DISABLE": "1"}),
+         ("strict", {"STREAMSHIM_DISABLE": "yes"})],
+    )  # fmt: skip
+    def test_nothing_is_patched(self, library, monkeypatch, mode, environ):
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        before = snapshot(library)
+        with streamshim.install(mode) as installation:
+            assert snapshot(library) == before
+            assert not installation.status().installed
+            assert (gate.mode(), capture.enabled) == (Mode.OFF, False)
+        assert snapshot(library) == before
+
+    def test_disabled_can_be_installed_once_the_variable_is_gone(self, library, monkeypatch):
+        monkeypatch.setenv("STREAMSHIM_DISABLE", "1")
+        streamshim.install()
+        monkeypatch.delenv("STREAMSHIM_DISABLE")
+        streamshim.install()
+        assert is_bound_once(library)
+
+
+class TestFootprint:
+    """What install() does to a process besides."""
+
+    def test_no_heavy_import_and_no_thread(self, run_python):
+        code = """
+import sys, threading
+import streamshim
+light = sorted(m for m in sys.modules if m.startswith("streamshim"))
+streamshim.install()
+streamshim.status()
+heavy = [m for m in ("torch", "cutlass", "tvm_ffi", "cuda", "numpy", "cupy", "triton") if m in sys.modules]
+streamshim.uninstall()
+print(light, heavy, threading.active_count())
+"""
+        assert run_python(code) == "['streamshim', 'streamshim._version'] [] 1\n"
+
+    def test_it_works_without_torch(self, run_python, tmp_path):
+        (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+        code = """
+import streamshim
+with streamshim.install() as installation:
+    print(installation.mode, streamshim.status().torch)
+"""
+        assert run_python(code) == "bind None\n"
+
+
+class TestPublicNames:
+    """What ``import streamshim`` gives."""
+
+    def test_they_are_sorted(self):
+        assert streamshim.__all__ == sorted(streamshim.__all__)
+        assert dir(streamshim) == streamshim.__all__
+
+    @pytest.mark.parametrize("name", streamshim.__all__)
+    def test_each_is_there_and_documented(self, name):
+        value = getattr(streamshim, name)
+        assert isinstance(value, str) or inspect.getdoc(value)
+        assert not isinstance(value, ModuleType)
+
+    def test_the_lazy_table_and_the_list_are_the_same(self):
+        assert sorted([*streamshim._HOMES, "__version__"]) == streamshim.__all__
+
+    def test_the_list_for_type_checkers_is_the_same(self):
+        """What is behind TYPE_CHECKING is not run, so it is read."""
+        block = inspect.getsource(streamshim).partition("if TYPE_CHECKING:\n")[2].partition("\n\n_HOMES")[0]
+        names = set(re.findall(r"\w+", re.sub(r"from \.\w+ import", "", block)))
+        assert names == set(streamshim._HOMES)
+
+    def test_functions_stay_functions_when_their_modules_are_imported(self, run_python):
+        """A submodule becomes an attribute of the package; none may have the name of a public function."""
+        code = """
+import importlib, inspect, pkgutil
+import streamshim
+for module in pkgutil.iter_modules(streamshim.__path__):
+    if module.name not in ("compiler", "__main__"):  # these two import torch, or are a program
+        importlib.import_module(f"streamshim.{module.name}")
+public = [getattr(streamshim, name) for name in streamshim.__all__ if name != "compile"]
+print([value for value in public if inspect.ismodule(value)], inspect.isfunction(streamshim.install))
+"""
+        assert run_python(code) == "[] True\n"
+
+    def test_no_module_of_the_package_has_a_public_name(self):
+        files = {path.stem for path in Path(streamshim.__file__).parent.iterdir()}
+        assert files & set(streamshim.__all__) == set()
+
+    def test_an_unknown_name_is_an_attribute_error(self):
+        with pytest.raises(AttributeError) as error:
+            streamshim.no_such_name  # noqa: B018
+        assert str(error.value) == "module 'streamshim' has no attribute 'no_such_name'"
+        assert not hasattr(streamshim, "CUDAGraph")
+
+    def test_the_signature_of_install(self):
+        assert str(inspect.signature(streamshim.install)).startswith("(mode: 'str | Mode | None' = None, *, only:")
+        assert list(inspect.signature(streamshim.install).parameters) == ["mode", "only", "skip"]
+
+
+class TestCurrentHandle:
+    """``streamshim.current_handle``"""
+
+    def test_asks_for_the_device(self, cuda, monkeypatch):
+        monkeypatch.setattr(type(cuda), "current_handle", lambda self, device: 0x1000 + device)
+        cuda.device = 1
+        assert streamshim.current_handle() == 0x1001
+        assert streamshim.current_handle(0) == 0x1000
+
+    def test_torch_without_cuda_says_so(self, monkeypatch):
+        torch = pytest.importorskip("torch")
+        if hasattr(torch._C, "_cuda_getCurrentRawStream"):
+            pytest.skip("this torch was built with CUDA")
+        streamshim.runtime._holder.use(None)
+        with pytest.raises(streamshim.NoCudaError) as error:
+            streamshim.current_handle()
+        assert str(error.value).startswith(f"torch {torch.__version__} was built without CUDA")
+
+
+# Libraries of another shape than the binder knows, as packages on disk, each in a process of its own.
+
+STUB = {
+    "torch/__init__.py": "__version__ = '2.99'\n",
+    "torch/cuda/__init__.py": "",
+    "torch/cuda/graphs.py": (
+        "class CUDAGraph:\n"
+        "    def capture_begin(self, pool=None, capture_error_mode='global'): print('begun')\n"
+        "    def capture_end(self): print('ended')\n"
+    ),
+    "cutlass/__init__.py": "from . import cutlass_dsl\n",
+    "cutlass/base_dsl/__init__.py": "",
+    "cutlass/base_dsl/dsl.py": (
+        "class BaseDSL:\n"
+        "    def _func(self, funcBody, *args, **kwargs): return funcBody(*args, **kwargs)\n"
+        "    def mangle_name(self, function_name, args, sig): return function_name\n"
+    ),
+    "cutlass/base_dsl/jit_executor.py": (
+        "class JitCompiledFunction:\n"
+        "    def __init__(self, ir_module=None, *, dynamic_args=(), dynamic_kwargs={}): pass\n"
+        "    def __call__(self, *args, **kwargs): return 'called'\n"
+        "class ExecutionArgs:\n"
+        "    def generate_execution_args(self, args, kwargs): return [], []\n"
+        "class JitExecutor:\n"
+        "    def run_compiled_program(self, exe_args): return 'run'\n"
+    ),
+    "cutlass/cutlass_dsl/__init__.py": "from . import cutlass\nfrom ..base_dsl import dsl, jit_executor\n",
+    "cutlass/cutlass_dsl/cutlass.py": (
+        "class CutlassBaseDSL:\n"
+        "    @staticmethod\n"
+        "    def cuda_launch_func(stream, *args, **kwargs): return 'launched'\n"
+    ),
+    "cutlass/cutlass_dsl/tvm_ffi_provider.py": (
+        "class TVMFFIJitCompiledFunctionBase:\n"
+        "    def __call__(self, *args): return 'ffi'\n"
+        "class TVMFFIJitCompiledFunction(TVMFFIJitCompiledFunctionBase): pass\n"
+        "class TVMFFIJitCompiledFunctionWithKwargs(TVMFFIJitCompiledFunctionBase):\n"
+        "    def __call__(self, *args, **kwargs): return 'ffi'\n"
+    ),
+}
+
+HEAD = """
+import logging
+logging.getLogger("streamshim").addHandler(logging.NullHandler())
+import streamshim
+def ours():
+    import cutlass.cutlass_dsl.tvm_ffi_provider as provider
+    from cutlass.base_dsl import dsl, jit_executor
+    from cutlass.cutlass_dsl import cutlass
+    owners = [v for m in (provider, dsl, jit_executor, cutlass) for v in vars(m).values() if isinstance(v, type)]
+    return sum(hasattr(v, "__wrapped__") for owner in owners for v in map(owner.__dict__.get, vars(owner)))
+def cute():
+    (status,) = [b for b in streamshim.status().binders if b.name == "cute"]
+    return status
+"""
+
+
+@pytest.fixture
+def stub(tmp_path):
+    """``stub({path: text or None})`` writes the stub packages with these files changed or left out."""
+
+    def write(changes=None):
+        for path, text in {**STUB, **(changes or {})}.items():
+            if text is not None:
+                file = tmp_path / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+
+    return write
+
+
+#: What may be missing, and the words in which it is told.
+LACKING = {
+    "a method of the first module": (
+        {"cutlass/base_dsl/jit_executor.py": STUB["cutlass/base_dsl/jit_executor.py"].replace("run_compiled", "run")},
+        "cutlass.base_dsl.jit_executor.JitExecutor.run_compiled_program does not exist",
+    ),
+    "a staticmethod that is none": (
+        {"cutlass/cutlass_dsl/cutlass.py": STUB["cutlass/cutlass_dsl/cutlass.py"].replace("@staticmethod", "")},
+        "cutlass.cutlass_dsl.cutlass.CutlassBaseDSL.cuda_launch_func is no staticmethod",
+    ),
+    "a class": (
+        {"cutlass/base_dsl/jit_executor.py": "class JitCompiledFunction:\n    def __call__(self): return 'called'\n"},
+        "AttributeError: module 'cutlass.base_dsl.jit_executor' has no attribute 'ExecutionArgs'",
+    ),
+    "a class of the second module": (
+        {"cutlass/cutlass_dsl/tvm_ffi_provider.py": "class TVMFFIJitCompiledFunction:\n    pass\n"},
+        "AttributeError: module 'cutlass.cutlass_dsl.tvm_ffi_provider' has no attribute "
+        "'TVMFFIJitCompiledFunctionWithKwargs'",
+    ),
+    "a method of the second module": (
+        {"cutlass/cutlass_dsl/tvm_ffi_provider.py": (
+            "class TVMFFIJitCompiledFunctionWithKwargs:\n    pass\n"
+            "class TVMFFIJitCompiledFunction:\n    def __call__(self, *args): return 'ffi'\n"
+        )},
+        "cutlass.cutlass_dsl.tvm_ffi_provider.TVMFFIJitCompiledFunctionWithKwargs.__call__ does not exist",
+    ),
+}  # fmt: skip
+
+
+class TestUnknownShape:
+    """A library that is not as the binder knows it: off with a reason, and the user's program goes on."""
+
+    def test_the_stub_is_bound_where_nothing_is_missing(self, stub, run_python):
+        stub()
+        code = "streamshim.install()\nimport cutlass.cutlass_dsl.tvm_ffi_provider\nprint(cute().state, ours())"
+        assert run_python(HEAD + code) == "bound 9\n"
+
+    @pytest.mark.parametrize("order", ["library first", "shim first"])
+    @pytest.mark.parametrize(("changes", "reason"), LACKING.values(), ids=LACKING)
+    def test_bind_mode_leaves_it_off_with_a_reason(self, stub, run_python, changes, reason, order):
+        stub(changes)
+        steps = ["import cutlass.cutlass_dsl.tvm_ffi_provider", "streamshim.install()"]
+        steps = steps if order == "library first" else steps[::-1]
+        code = "\n".join([*steps, "print(cute().state); print(cute().reason); print(ours(), cute().patched)"])
+        state, why, patched = run_python(HEAD + code).splitlines()
+        assert (state, why) == ("off", reason)
+        # Off is off: a binder of which one half is in place would bind some launches and not others.
+        assert patched == "0 []"
+
+    @pytest.mark.parametrize("argument", ["'strict'", "only=['cute']"])
+    @pytest.mark.parametrize(("changes", "reason"), LACKING.values(), ids=LACKING)
+    def test_whoever_insists_is_told_by_install(self, stub, run_python, changes, reason, argument):
+        stub(changes)
+        code = f"""
+import cutlass.cutlass_dsl.tvm_ffi_provider
+try:
+    streamshim.install({argument})
+except streamshim.BinderError as error:
+    print(error)
+print("installed:", streamshim.status().installed, ours())
+"""
+        assert run_python(HEAD + code) == (
+            "A binder could not be applied, so launches through it would not follow torch's current stream:\n"
+            f"  cute: {reason}\n"
+            "Use a version within the tested range (streamshim.status() lists it), or leave the binder out with "
+            "install(skip=[...]).\n"
+            "installed: False 0\n"
+        )
+
+    def test_strict_mode_is_told_by_the_first_capture_if_the_library_comes_later(self, stub, run_python):
+        changes, reason = LACKING["a method of the first module"]
+        stub(changes)
+        code = """
+streamshim.install("strict")
+import torch.cuda.graphs
+torch.cuda.graphs.CUDAGraph  # whoever captures has torch
+import cutlass
+print("imported")
+try:
+    torch.cuda.graphs.CUDAGraph().capture_begin()
+except streamshim.BinderError as error:
+    print(str(error).splitlines()[1])
+streamshim.uninstall()
+torch.cuda.graphs.CUDAGraph().capture_begin()
+"""
+        assert run_python(HEAD + code) == f"imported\n  cute: {reason}\nbegun\n"
+
+    def test_bind_mode_captures_nevertheless(self, stub, run_python):
+        stub(LACKING["a method of the first module"][0])
+        code = """
+from streamshim import runtime
+class Fake:
+    def current_device(self): return 0
+    def current_handle(self, device): return 0x7000
+    def capture_state(self, handle): return runtime.CaptureState(7)
+runtime._holder.use(Fake())
+streamshim.install()
+import torch.cuda.graphs, cutlass
+graph = torch.cuda.graphs.CUDAGraph()
+graph.capture_begin()
+graph.capture_end()
+print(cute().state)
+"""
+        assert run_python(HEAD + code) == "begun\nended\noff\n"
+
+    @pytest.mark.parametrize("mode", ["bind", "strict"])
+    def test_a_torch_of_unknown_shape_is_in_the_status(self, stub, run_python, mode):
+        """Nothing knows of captures then: whoever asks what the shim does here must be told."""
+        stub({"torch/cuda/graphs.py": "class CUDAGraph:\n    def capture_end(self): pass\n"})
+        code = f"streamshim.install({mode!r})\nimport torch.cuda.graphs\nprint(streamshim.status())"
+        assert "torch.cuda.graphs.CUDAGraph.capture_begin does not exist" in run_python(HEAD + code)
+
+    def test_a_torch_without_graphs_is_in_the_status(self, stub, run_python):
+        stub({"torch/cuda/graphs.py": ""})
+        code = "streamshim.install()\nimport torch.cuda.graphs\nprint(streamshim.status())"
+        assert "CUDAGraph" in run_python(HEAD + code)
+
+
+OTHER_CUTLASS = {
+    # An older package of that name, of C++ bindings; the binder's modules do not exist in it.
+    "no cutlass_dsl": {"cutlass/__init__.py": "version = '3.5'\n"},
+    "a module": {"cutlass.py": "version = '3.5'\n"},
+    "an empty module": {"cutlass.py": ""},
+    # One that has a module of the name, but not what the binder needs.
+    "no base_dsl": {"cutlass/__init__.py": "from . import cutlass_dsl\nversion = '3.5'\n",
+                    "cutlass/cutlass_dsl/__init__.py": ""},
+}  # fmt: skip
+
+
+class TestUnrelatedPackage:
+    """A package called ``cutlass`` that is something else."""
+
+    @pytest.mark.parametrize("order", ["library first", "shim first"])
+    @pytest.mark.parametrize("files", OTHER_CUTLASS.values(), ids=OTHER_CUTLASS)
+    def test_it_does_not_matter(self, tmp_path, run_python, files, order):
+        for path, text in files.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text)
+        steps = ["import cutlass", "streamshim.install()"]
+        code = "\n".join(steps if order == "library first" else steps[::-1])
+        code += "\nprint(cute().state, getattr(cutlass, 'version', None), streamshim.status().installed)"
+        state, version, installed = run_python(HEAD + code).split()
+        assert state in ("waiting", "off")
+        assert version in ("3.5", "None")
+        assert installed == "True"
+
+    def test_a_library_that_cannot_be_imported_is_the_users_own_error(self, tmp_path, run_python):
+        (tmp_path / "cutlass.py").write_text("raise OSError('libcuda.so.1: cannot open shared object file')")
+        code = """
+streamshim.install()
+try:
+    import cutlass
+except OSError as error:
+    print(error)
+print(cute().state)
+"""
+        assert run_python(HEAD + code) == "libcuda.so.1: cannot open shared object file\nwaiting\n"
+
+
+def test_a_binder_error_is_raised_for_what_is_asked_by_name(fake_binder, library, monkeypatch):
+    monkeypatch.delattr(library.Kernel, "run")
+    before = snapshot(library)
+    with pytest.raises(BinderError, match=rf"fake: {library.__name__}\.Kernel\.run does not exist"):
+        streamshim.install(only=["fake"])
+    assert snapshot(library) == before
+    assert not streamshim.status().installed
+    streamshim.install()  # who does not insist goes on without it
+    assert streamshim.status().binders[0].state == "off"
