@@ -13,7 +13,7 @@ import torch
 import tvm_ffi
 from cutlass.base_dsl.dsl import BaseDSL
 from cutlass.cute.runtime import from_dlpack, load_module, make_fake_stream
-from harness import DELAY, RIGHT, N, captured, eager_rounds, is_missing
+from harness import DELAY, RIGHT, N, captured, eager_rounds, fresh_stream, is_missing
 
 import streamshim
 

@@ -1,4 +1,4 @@
-"""Fixtures of the unit tests: a runtime with invented streams, modules written to disk, and a clean slate after each."""
+"""Fixtures of the unit tests: invented streams, modules written to disk, and a clean slate after each test."""
 
 from __future__ import annotations
 

@@ -96,9 +96,7 @@ def test_another_thread_has_its_own_line():
     assert seen[0].function == "<lambda>"
 
 
-@pytest.mark.parametrize(
-    ("below", "short"), [("", HERE), ("tests", "unit/test_callsite.py"), ("tests/contract", None)]
-)
+@pytest.mark.parametrize(("below", "short"), [("", HERE), ("tests", "unit/test_callsite.py"), ("tests/contract", None)])
 def test_files_are_short_below_the_working_directory(monkeypatch, below, short):
     root = Path(__file__).parents[2]
     monkeypatch.chdir(root / below)

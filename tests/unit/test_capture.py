@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import ClassVar
 
 import pytest
 
@@ -22,7 +23,7 @@ def graph_class(cuda):
     ids = iter(range(7, 100))
 
     class CUDAGraph:
-        calls: list[tuple] = []
+        calls: ClassVar[list[tuple]] = []
         end_raises = False
 
         def capture_begin(self, pool=None, capture_error_mode="global", check_input_liveness=False):

@@ -217,7 +217,9 @@ def test_a_line_whose_source_cannot_be_read_is_given_without_it():
 
 def test_long_words_are_not_broken():
     path = "/a/very/long/path" * 10
-    report = LaunchReport("H.", "kernel", Site("f.py", 1, "f"), "a", "b", "nothing", "bind", "W.", (f"See {path} now.",))
+    report = LaunchReport(
+        "H.", "kernel", Site("f.py", 1, "f"), "a", "b", "nothing", "bind", "W.", (f"See {path} now.",)
+    )
     assert path in str(report)
 
 

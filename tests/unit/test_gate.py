@@ -67,7 +67,9 @@ CASES = [
     for i, (facts, verdicts) in enumerate(TABLE)
     for mode, verdict in (*zip(MODES, verdicts, strict=True), (Mode.OFF, P))
 ]
-EVERY_CASE = pytest.mark.parametrize(("mode", "given", "given_capture", "current", "capture", "can_bind", "verdict"), CASES)
+EVERY_CASE = pytest.mark.parametrize(
+    ("mode", "given", "given_capture", "current", "capture", "can_bind", "verdict"), CASES
+)
 
 HEADLINES = {
     ESCAPE: "Launch refused: it would be missing from the CUDA graph that is being captured.",
@@ -289,6 +291,7 @@ class Fake:
 before = "torch" in sys.modules
 runtime._holder.use(Fake())
 gate.connect(None)
-print(before, gate.resolve(0x7000, 0, gate.Launch("kernel")) == 0x7000, gate.current_handle.__func__ is Fake.current_handle)
+handle = gate.resolve(0x7000, 0, gate.Launch("kernel"))
+print(before, handle == 0x7000, gate.current_handle.__func__ is Fake.current_handle)
 """
     assert run_python(code) == "False True True\n"

@@ -296,7 +296,7 @@ class Kernel:
 
 @pytest.mark.parametrize("kind", ["function of the module", "method of a class"])
 def test_a_reload_loses_the_patch(write_module, kind):
-    """`status` shows what is not in place; a class is a new one after a reload, and nobody calls the old one's method."""
+    """A reload makes a new class, and nobody calls the method of the old one any more: `status` must show that."""
     module = importlib.import_module(write_module(LIBRARY))
     patch = Patch(module, "launch", ours) if kind.startswith("function") else Patch(module.Kernel, "run", ours)
     patch.apply()

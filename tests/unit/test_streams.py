@@ -137,7 +137,7 @@ def test_accepted(make, handle):
             (lambda: 1j, "builtins.complex"),
             (lambda: [0], "builtins.list"),
             (lambda: (0, HIGH), "builtins.tuple"),
-            (lambda: {}, "builtins.dict"),
+            (dict, "builtins.dict"),
             (lambda: object(), "builtins.object"),
             (lambda: ByMethod, "builtins.type"),
             (lambda: ctypes.c_int(1), "ctypes.c_int"),
@@ -162,9 +162,7 @@ def test_negative_handles_are_refused(make):
     for _ in range(2):
         with pytest.raises(TypeError) as error:
             handle_of(make(-1))
-        assert str(error.value) == (
-            f"stream: -1 is not a stream handle (negative or beyond 64 bits); {ACCEPTED}"
-        )
+        assert str(error.value) == f"stream: -1 is not a stream handle (negative or beyond 64 bits); {ACCEPTED}"
 
 
 @pytest.mark.parametrize("make", [int, ByMethod], ids=["int", "protocol"])
