@@ -10,7 +10,8 @@ from types import FrameType
 
 #: Frames of these top-level packages are machinery between the user's line and the launch, never the culprit.
 MACHINERY = frozenset(
-    "streamshim torch cutlass tvm_ffi cuda wrapt contextlib functools ctypes concurrent threading".split()
+    {"streamshim", "torch", "cutlass", "tvm_ffi", "cuda", "wrapt", "contextlib", "functools", "ctypes", "concurrent"}
+    | {"threading"}
 )
 
 

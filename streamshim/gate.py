@@ -102,6 +102,7 @@ def _first_question(device: int) -> int:
 current_handle: Callable[[int], int] = _first_question
 _mode: Mode = Mode.OFF
 _binds = False
+active = False
 
 #: So that Python's "default" filter shows a rescue once for each line and capture.
 _warned: dict[Any, Any] = {}
@@ -115,8 +116,8 @@ def connect(new: runtime.Runtime | None) -> None:
 
 def set_mode(mode: Mode) -> None:
     """Put a mode in force for the whole process; `Mode.OFF` lets every launch pass."""
-    global _mode, _binds
-    _mode, _binds = mode, mode in (Mode.BIND, Mode.STRICT)
+    global _mode, _binds, active
+    _mode, _binds, active = mode, mode in (Mode.BIND, Mode.STRICT), mode is not Mode.OFF
     _warned.clear()
 
 

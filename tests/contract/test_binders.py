@@ -25,10 +25,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import streamshim
-from streamshim import binders, capture, gate
+from streamshim import binders, capture
 from streamshim.errors import BinderError
 from streamshim.patching import Patch
-from streamshim.settings import BINDERS, Mode
+from streamshim.settings import BINDERS
 
 _MISSING = object()
 
@@ -225,7 +225,7 @@ class TestPatches:
     def test_every_sequence_of_installs_and_uninstalls(self, name):
         targets = targets_of(name)
         before = snapshot(targets)
-        for sequence in itertools.product("IU", repeat=4):
+        for sequence in itertools.product("IU", repeat=3):
             for step in sequence:
                 streamshim.install() if step == "I" else streamshim.uninstall()
                 assert [t.depth for t in targets] == [step == "I"] * len(targets), sequence
@@ -291,29 +291,10 @@ class TestPatches:
                 target.restore(raw)
         assert same(untouched, snapshot(targets))
 
-    def test_one_of_ours_left_below_someone_else_is_not_woken_by_the_next_install(self, name):
-        """It would be on the path of each call twice."""
-        targets = targets_of(name)
-        untouched = snapshot(targets)
-        raws = [t.raw for t in targets]
-        try:
-            streamshim.install()
-            for target in targets:
-                Recorder(target, call_through=True)
-            streamshim.uninstall()
-            streamshim.install()
-            assert [t.depth for t in targets] == [1] * len(targets)
-            assert gate.mode() is Mode.BIND
-        finally:
-            streamshim.uninstall()
-            for target, raw in zip(targets, raws, strict=True):
-                target.restore(raw)
-        assert same(untouched, snapshot(targets))
-
     def test_installed_by_two_threads_at_once(self, name):
         targets = targets_of(name)
         before = snapshot(targets)
-        for _ in range(5):
+        for _ in range(3):
             barrier = threading.Barrier(2, timeout=10)
             threads = [threading.Thread(target=_install_at, args=(barrier,)) for _ in range(2)]
             for thread in threads:
@@ -333,7 +314,7 @@ class TestPatches:
         def toggle(step):
             try:
                 barrier.wait()
-                for _ in range(25):
+                for _ in range(10):
                     step()
             except BaseException as error:  # noqa: BLE001 - told by the main thread
                 failures.append(error)
@@ -391,10 +372,11 @@ def call_with_stand_ins(target: Target) -> tuple[list[StandIn], Any]:
     return passed, target.function(*passed)
 
 
-# The order in which a program imports, installs and uninstalls: each way that ends before the import in a process of its
-# own, and in it each way to go on in a fork, since the import takes most of the time.
+# The order in which a program imports, installs and uninstalls: each way to get to the import in a process of its own,
+# and in it each way to go on in a fork, since the import takes most of the time. (That a program imports first and then
+# installs is what all tests above are about.)
 
-BEFORE_IMPORT = ["", "I", "II", "IU", "IUI"]
+BEFORE_IMPORT = ["I", "IU", "IUI"]
 AFTER_IMPORT = ["", "I", "U", "IU", "UI", "II", "UU", "IUI", "UIU"]
 
 PROGRAM = """
@@ -457,7 +439,7 @@ def runs():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("after", AFTER_IMPORT, ids=lambda s: s or "nothing")
-@pytest.mark.parametrize("before", BEFORE_IMPORT, ids=lambda s: s or "nothing")
+@pytest.mark.parametrize("before", BEFORE_IMPORT)
 @pytest.mark.parametrize("name", BINDERS)
 def test_in_whatever_order_a_program_imports_and_installs(runs, name, before, after):
     targets_of(name)

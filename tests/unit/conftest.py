@@ -37,6 +37,7 @@ def clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     capture.enabled = False
     capture.before_begin.clear()
     capture._windows.clear()
+    capture._captured_by.clear()
     installer._shadowed.clear()
     ledger.clear()
 

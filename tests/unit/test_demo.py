@@ -24,7 +24,7 @@ from streamshim.settings import Mode
 Capsys = pytest.CaptureFixture[str]
 
 RIGHT = [11, 57, 56, 37, 57, 51, 12, 49, 40, 36, 53, 3, 59, 59]
-SITE = r"streamshim/demo/\w+\.py:\d+ in "
+SITE = r".*streamshim/demo/\w+\.py:\d+ in "
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ class CuteBinder:
                                                                    DSL as what it knows; marks what is being traced
     ``BaseDSL.mangle_name``                                        the stream's value leaks into the cache's key
     ``JitCompiledFunction.__init__``                               the only place that knows which argument is a stream
-    ``JitCompiledFunction.__call__``, ``ExecutionArgs.generate_execution_args``, ``JitExecutor.run_compiled_program``
+    ``ExecutionArgs.generate_execution_args``, ``JitExecutor.run_compiled_program``
                                                                    plain calls: NULL, stale and misread streams
     ``TVMFFIJitCompiledFunction(WithKwargs).__call__``             TVM-FFI calls with a stream argument, or without a
                                                                    torch tensor
@@ -45,12 +45,13 @@ class CuteBinder:
         from cutlass.base_dsl import dsl, jit_executor
         from cutlass.cutlass_dsl import cutlass as cutlass_dsl
 
+        plans.plan_what_exists(jit_executor.JitCompiledFunction)
+
         return [
             Patch(cutlass_dsl.CutlassBaseDSL, "cuda_launch_func", tracing.launch_on_torch_stream, static=True),
             Patch(dsl.BaseDSL, "_func", tracing.trace_function),
             Patch(dsl.BaseDSL, "mangle_name", tracing.mangle_without_handles),
             Patch(jit_executor.JitCompiledFunction, "__init__", plans.plan_after_compile),
-            Patch(jit_executor.JitCompiledFunction, "__call__", plain_calls.plan_at_first_call),
             Patch(jit_executor.ExecutionArgs, "generate_execution_args", plain_calls.normalise_arguments),
             Patch(jit_executor.JitExecutor, "run_compiled_program", plain_calls.run_on_torch_stream),
         ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ... import runtime
@@ -34,6 +35,21 @@ def device_of(values: Iterable[Any]) -> int:
     return asked.current_device()
 
 
+@contextmanager
+def current(device: int) -> Iterator[bool]:
+    """Make the device current for a block, and the one before again afterwards; yields whether that was a change."""
+    asked = runtime.get()
+    before = asked.current_device()
+    if before == device:
+        yield False
+        return
+    asked.set_device(device)
+    try:
+        yield True
+    finally:
+        asked.set_device(before)
+
+
 def _device(value: Any) -> int | None:
     """The device's index if the value is, or contains, a tensor on a GPU."""
     if isinstance(value, tensor_type):
@@ -42,7 +58,11 @@ def _device(value: Any) -> int | None:
         return next((d for item in value if (d := _device(item)) is not None), None)
     kind = type(value)
     if kind.__module__.startswith("cutlass") and hasattr(value, "_dlpack_data"):
-        return _of_capsule(value._dlpack_data)
+        # Reading the capsule takes microseconds, and such tensors are made once and passed many times.
+        known: int | None = getattr(value, "_streamshim_device", -1)
+        if known == -1:
+            known = value._streamshim_device = _of_capsule(value._dlpack_data)
+        return known
     if kind.__module__.startswith("tvm_ffi") and hasattr(value, "__dlpack_device__"):
         device_type, index = value.__dlpack_device__()
         return int(index) if device_type == _CUDA else None

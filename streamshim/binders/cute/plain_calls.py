@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import gate, runtime
-from ...settings import Mode
 from . import devices, environment
 from .handles import address_of, by_address
 from .plans import ATTRIBUTE, execution_args_of, plan_of
+from .slots import Plan
 
 
 class DeviceArgs(list[Any]):
@@ -27,39 +27,35 @@ def normalise_arguments(original: Callable[..., Any]) -> Callable[..., Any]:
     """For ``ExecutionArgs.generate_execution_args``, the funnel of every plain call that is not traced."""
 
     def generate_execution_args(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        plan = getattr(self, ATTRIBUTE, None)
-        if gate.mode() is Mode.OFF:
+        if not gate.active:
             return original(self, args, kwargs)
+        plan = getattr(self, ATTRIBUTE, None)
         if plan is not None and plan.slots:
-            args, kwargs = plan.bind(args, kwargs, lambda given, label: given)
-        exe_args, adapted = original(self, args, kwargs)
+            args, kwargs = plan.bind(args, kwargs, _as_given)
         asked = runtime.get()
-        if asked.device_count() > 1:
-            device = devices.device_of((*args, *kwargs.values()))
-            if device != asked.current_device():
-                exe_args = DeviceArgs(exe_args)
-                exe_args.device = device
+        if asked.device_count() == 1:
+            return original(self, args, kwargs)
+        device = devices.device_of((*args, *kwargs.values()))
+        # torch exports a tensor through DLPack only while its device is current.
+        with devices.current(device) as switched:
+            exe_args, adapted = original(self, args, kwargs)
+        if switched:
+            exe_args = DeviceArgs(exe_args)
+            exe_args.device = device
         return exe_args, adapted
 
     return generate_execution_args
 
 
-def plan_at_first_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For ``JitCompiledFunction.__call__`` and ``to``: functions compiled or loaded without the shim get their plan."""
-
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not hasattr(self, ATTRIBUTE) and gate.mode() is not Mode.OFF:
-            plan_of(self)
-        return original(self, *args, **kwargs)
-
-    return wrapper
+def _as_given(handle: int, label: str) -> int:
+    return handle
 
 
 def run_on_torch_stream(original: Callable[..., Any]) -> Callable[..., Any]:
     """For ``JitExecutor.run_compiled_program``, the last step before every plain launch."""
 
     def run_compiled_program(self: Any, exe_args: list[Any]) -> Any:
-        if gate.mode() is Mode.OFF:
+        if not gate.active:
             return original(self, exe_args)
         asked = runtime.get()
         current = asked.current_device()
@@ -80,13 +76,14 @@ def run_on_torch_stream(original: Callable[..., Any]) -> Callable[..., Any]:
         if bound is not None:
             exe_args = bound
         if device != current:
-            asked.set_device(device)
-        try:
-            if plan.environment:
-                return environment.following(launch, device, original, self, exe_args)
-            return original(self, exe_args)
-        finally:
-            if device != current:
-                asked.set_device(current)
+            with devices.current(device):
+                return _run(original, plan, device, self, exe_args)
+        return _run(original, plan, device, self, exe_args)
 
     return run_compiled_program
+
+
+def _run(original: Callable[..., Any], plan: Plan, device: int, executor: Any, exe_args: list[Any]) -> Any:
+    if plan.environment:
+        return environment.following(plan.launch, device, original, executor, exe_args)
+    return original(executor, exe_args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -35,14 +36,17 @@ def plan_after_compile(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, *args, **kwargs)
         trace = tracing.current()
         execution_args = execution_args_of(self)
-        if gate.mode() is Mode.OFF or trace is None or execution_args is None:
+        if not gate.active:
+            return
+        if trace is None or execution_args is None:
+            plan_of(self)  # loaded, not compiled
             return
         given = parameters.bind(self, *args, **kwargs).arguments
         values = [*(given.get("dynamic_args") or ()), *(given.get("dynamic_kwargs") or {}).values()]
         found = tuple(_slots(execution_args, values, _is_tvm_ffi(self)))
         environment = bool(trace.null_launches) or any(map(slots.is_environment_stream, values))
-        plan = Plan(found, _launch(self, trace), environment, _is_direct(self, execution_args))
-        _attach(self, execution_args, plan)
+        tensor = _place_of_tensor(values) if _is_direct(self, execution_args) else -1
+        _attach(self, execution_args, Plan(found, _launch(self, trace), environment, tensor))
 
     return __init__
 
@@ -58,9 +62,28 @@ def plan_of(compiled: Any) -> Plan:
             launch = Launch(
                 launch.what, False, "it was compiled before streamshim.install(), without a stream", (_INSTALL_FIRST,)
             )
-        plan = Plan(found, launch, True, execution_args is not None and _is_direct(compiled, execution_args))
+        plan = Plan(found, launch)
         _attach(compiled, execution_args, plan)
     return plan
+
+
+def plan_what_exists(compiled_function: type) -> None:
+    """Give a plan to every function that was compiled before `install`; a cold path, as long as the heap is large."""
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), compiled_function):
+            plan_of(candidate)
+
+
+def _place_of_tensor(values: list[Any]) -> int:
+    """The place of the first argument that was compiled as a tensor on a GPU; -1 if there is none.
+
+    TVM-FFI refuses a tensor of another kind of device there, so that at a call its type says enough.
+    """
+    for place, value in enumerate(values):
+        memspace = str(getattr(value, "memspace", ""))
+        if "gmem" in memspace or (type(value).__module__ == "torch" and getattr(value, "is_cuda", False) is True):
+            return place - sum(map(slots.is_environment_stream, values[:place]))
+    return -1
 
 
 def execution_args_of(compiled: Any) -> Any:

@@ -53,25 +53,23 @@ class Plan:
         slots: its streams.
         launch: what it launches, for the gate.
         environment: some launch takes the TVM-FFI environment stream.
-        direct: a TVM-FFI function whose generated argument wrapper may be called without the DSL's own ``__call__``.
+        tensor: for TVM-FFI: the place of an argument that can only be a tensor on a GPU; -1 if that is not known, or
+            if the DSL's own ``__call__`` does more than call its argument wrapper.
         simple: no stream is passed at a call, and the launch can be bound: TVM-FFI does all that is needed.
         only: the place of the stream if there is one, plain and positional; else -1.
-        tensor: the place of an argument that is most often a tensor.
     """
 
     slots: tuple[Slot, ...]
     launch: Launch
     environment: bool = True
-    direct: bool = False
+    tensor: int = -1
     simple: bool = field(init=False)
     only: int = field(init=False, default=-1)
-    tensor: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "simple", not self.slots and self.launch.can_bind)
         if len(self.slots) == 1 and not self.slots[0].path and self.launch.can_bind:
             object.__setattr__(self, "only", self.slots[0].index)
-            object.__setattr__(self, "tensor", int(self.slots[0].index == 0))
 
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], convert: Callable[[int, str], int]

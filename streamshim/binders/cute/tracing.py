@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ... import gate
+from ... import gate, runtime
 from ...callsite import Site, user_site
 from ...settings import Mode
-from . import environment, slots
+from . import devices, environment, slots
 
 #: ``_cudaGetDevice`` is the DSL runtime's own and is there in every engine; ``TVMFFIEnvGetStream`` is libtvm_ffi's
 #: public C interface (tvm/ffi/extra/c_env_api.h), where 2 is kDLCUDA.
@@ -75,12 +75,15 @@ def trace_function(original: Callable[..., Any]) -> Callable[..., Any]:
     """For ``BaseDSL._func``, which every compile and every direct call of a ``@cute.jit`` function goes through."""
 
     def _func(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        if gate.mode() is Mode.OFF or current() is not None:
+        if not gate.active or current() is not None:
             return original(self, function, *args, **kwargs)
         args, kwargs = slots.normalise_for_trace(function, args, kwargs)
         _local.trace = Trace(getattr(function, "__qualname__", "?").rpartition("<locals>.")[2])
         try:
-            return original(self, function, *args, **kwargs)
+            if kwargs.get("compile_only") or runtime.get().device_count() == 1:
+                return original(self, function, *args, **kwargs)
+            with devices.current(devices.device_of((*args, *kwargs.values()))):
+                return original(self, function, *args, **kwargs)
         finally:
             _local.trace = None
 
@@ -91,7 +94,7 @@ def mangle_without_handles(original: Callable[..., Any]) -> Callable[..., Any]:
     """For ``BaseDSL.mangle_name``: the name, which is part of the cache's key, must not depend on a stream's value."""
 
     def mangle_name(self: Any, function_name: str, args: Any, *rest: Any) -> Any:
-        if gate.mode() is not Mode.OFF:
+        if gate.active:
             args = tuple(slots.replace_streams(arg, lambda handle: 0) for arg in args)
         return original(self, function_name, args, *rest)
 
@@ -103,7 +106,7 @@ def launch_on_torch_stream(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def cuda_launch_func(stream: Any, *args: Any, **kwargs: Any) -> Any:
         trace = current()
-        if trace is None or gate.mode() is Mode.OFF:
+        if trace is None or not gate.active:
             return original(stream, *args, **kwargs)
         if len(stream) == 0:
             trace.null_launches.append(user_site())

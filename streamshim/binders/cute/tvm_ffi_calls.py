@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import gate
-from ...settings import Mode
 from ...streams import handle_of
 from . import devices, environment, handles
 from .plans import plan_of
@@ -19,26 +18,30 @@ from .slots import Plan
 
 def call_with_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
     """For ``TVMFFIJitCompiledFunctionWithKwargs.__call__``, which does no more than call ``_kwargs_wrapper``."""
+    # Doing the same instead of calling it would leave out whoever has wrapped the method before us.
+    if not original.__code__.co_filename.endswith("tvm_ffi_provider.py"):
+        return call_bare(original)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             plan = self._streamshim_plan
         except AttributeError:
             plan = plan_of(self)
-        if plan.simple and args and type(args[0]) is devices.tensor_type and args[0].is_cuda:
-            # Instead of the original, not on top of it: this is what it does, so that nothing is added.
-            return self._kwargs_wrapper(*args, **kwargs) if plan.direct else original(self, *args, **kwargs)
-        place = plan.only
-        if 0 <= place < len(args) > plan.tensor:
+        run = self._kwargs_wrapper
+        if 0 <= plan.tensor < len(args) and run is not None:
             tensor = args[plan.tensor]
-            if type(tensor) is devices.tensor_type and tensor.is_cuda:
-                value = args[place]
-                exact = type(value) is handles.stream_type
-                given = int(value) if exact else handle_of(value, plan.slots[0].name)
-                handle = gate.resolve(given, tensor.get_device(), plan.launch, plan.slots[0].name)
-                if handle != given or not exact:
-                    args = (*args[:place], handles.stream_object(handle), *args[place + 1 :])
-                return self._kwargs_wrapper(*args, **kwargs) if plan.direct else original(self, *args, **kwargs)
+            if type(tensor) is devices.tensor_type:
+                if plan.simple:
+                    return run(*args, **kwargs)
+                place = plan.only
+                if 0 <= place < len(args) and gate.active:
+                    value = args[place]
+                    exact = type(value) is handles.stream_type
+                    given = int(value) if exact else handle_of(value, plan.slots[0].name)
+                    handle = gate.resolve(given, tensor.get_device(), plan.launch, plan.slots[0].name)
+                    if handle != given or not exact:
+                        args = (*args[:place], handles.stream_object(handle), *args[place + 1 :])
+                    return run(*args, **kwargs)
         return _call(original, self, plan, args, kwargs)
 
     return __call__
@@ -48,17 +51,14 @@ def call_bare(original: Callable[..., Any]) -> Callable[..., Any]:
     """For ``TVMFFIJitCompiledFunction.__call__``: functions without arguments, and in 4.4 all without defaults."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        plan = plan_of(self)
-        if plan.simple and args and type(args[0]) is devices.tensor_type and args[0].is_cuda:
-            return original(self, *args, **kwargs)
-        return _call(original, self, plan, args, kwargs)
+        return _call(original, self, plan_of(self), args, kwargs)
 
     return __call__
 
 
 def _call(original: Callable[..., Any], self: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The calls that need more: stream arguments, other tensors than torch's, kernels that are fixed to NULL."""
-    if gate.mode() is Mode.OFF:
+    if not gate.active:
         return original(self, *args, **kwargs)
     device = devices.device_of((*args, *kwargs.values()))
     launch = plan.launch

@@ -1,0 +1,108 @@
+"""The shortcut of the CuTe binder: on the launch path it does what the DSL's ``__call__`` does, instead of calling it.
+
+Where that is not the same, it must not be taken: somebody else may have wrapped the method before, the function may
+not be usable, and after an uninstall nothing may happen that is not the DSL's own.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import streamshim
+from streamshim import gate
+from streamshim.binders.cute import devices, handles
+from streamshim.binders.cute.plans import ATTRIBUTE
+from streamshim.binders.cute.slots import Plan, Slot
+from streamshim.gate import Launch
+
+STREAM, OTHER = 0x7F0010, 0x7F0020
+
+
+class Tensor:
+    """Stands for a torch tensor on a GPU."""
+
+    is_cuda = True
+
+    def get_device(self):
+        return 0
+
+
+@pytest.fixture
+def cls():
+    return pytest.importorskip("cutlass.cutlass_dsl.tvm_ffi_provider").TVMFFIJitCompiledFunctionWithKwargs
+
+
+@pytest.fixture
+def make_kernel(cls, monkeypatch):
+    """``make_kernel(plan)``: a compiled function of the DSL, without the compiled code."""
+    monkeypatch.setattr(devices, "tensor_type", Tensor)
+    monkeypatch.setattr(gate, "current_handle", lambda device: STREAM)
+    monkeypatch.setattr(gate.runtime._holder, "_runtime", SimpleNamespace(capture_state=lambda handle: None))
+
+    def make(plan, kwargs_wrapper=lambda *args, **kwargs: ("ran", args, kwargs)):
+        kernel = object.__new__(cls)
+        kernel.execution_args = SimpleNamespace(has_pointer_address_arg_specs=False)
+        kernel._kwargs_wrapper = kwargs_wrapper
+        setattr(kernel, ATTRIBUTE, plan)
+        return kernel
+
+    return make
+
+
+def with_stream():
+    return Plan((Slot(1, "stream"),), Launch("kernel"), tensor=0)
+
+
+def without_stream():
+    return Plan((), Launch("kernel"), tensor=0)
+
+
+@pytest.mark.parametrize("plan", [without_stream, with_stream])
+def test_a_wrapper_below_ours_sees_the_call(cls, make_kernel, monkeypatch, plan):
+    """A profiler, say, that was there first."""
+    seen, original = [], cls.__call__
+
+    def profiler(self, *args, **kwargs):
+        seen.append(self)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(cls, "__call__", profiler)
+    streamshim.install()
+    kernel = make_kernel(plan())
+    assert kernel(Tensor(), STREAM)[0] == "ran"
+    assert seen == [kernel]
+
+
+@pytest.mark.parametrize("plan", [without_stream, with_stream])
+def test_a_function_that_cannot_run_gives_the_error_of_the_dsl(make_kernel, plan):
+    """The DSL leaves the wrapper out when the code is for another architecture, and says so in its ``__call__``."""
+    streamshim.install()
+    kernel = make_kernel(plan(), kwargs_wrapper=None)
+    with pytest.raises(Exception, match="TVM FFI function is not initialized"):
+        kernel(Tensor(), STREAM)
+
+
+@pytest.mark.parametrize("plan", [without_stream, with_stream])
+def test_what_is_left_of_it_after_an_uninstall_converts_nothing(cls, make_kernel, monkeypatch, plan):
+    """Somebody else's wrapper keeps ours in the chain; values that we would convert or refuse go to the DSL then."""
+    original = cls.__call__
+    streamshim.install()
+    ours = cls.__call__
+    monkeypatch.setattr(cls, "__call__", lambda self, *args, **kwargs: ours(self, *args, **kwargs))
+    streamshim.uninstall()
+    tensor, kernel = Tensor(), make_kernel(plan())
+    for value in (OTHER, 0, "no stream at all"):
+        assert kernel(tensor, value) == ("ran", (tensor, value), {})
+    monkeypatch.setattr(cls, "__call__", original)  # what uninstall could not put back
+
+
+@pytest.mark.parametrize("given", [0, 1, 2, None], ids=str)
+def test_a_default_stream_becomes_the_current_one(make_kernel, given):
+    """So that the tests above are about something: this is what the shortcut does while it is installed."""
+    streamshim.install()
+    tensor = Tensor()
+    ran, args, kwargs = make_kernel(with_stream())(tensor, given)
+    assert (ran, args[0], kwargs) == ("ran", tensor, {})
+    assert args[1] is handles.stream_object(STREAM)
