@@ -106,8 +106,24 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
         if not enabled:
             return original(self, *args, **kwargs)
         try:
-            return original(self, *args, **kwargs)
-        finally:
-            _windows.pop(_captured_by.pop(id(self), 0), None)
+            result = original(self, *args, **kwargs)
+        except BaseException:
+            # torch refuses to end a capture under another current stream; the capture goes on then.
+            window = _windows.get(_captured_by.get(id(self), 0))
+            if window is None or runtime.get().capture_state(window.stream).id != window.id:
+                _close(self)
+            raise
+        _close(self)
+        return result
 
     return capture_end
+
+
+def _close(graph: Any) -> None:
+    _windows.pop(_captured_by.pop(id(graph), 0), None)
+
+
+def forget_windows() -> None:
+    """Forget every capture; for `uninstall`, after which nobody tells when one ends."""
+    _windows.clear()
+    _captured_by.clear()

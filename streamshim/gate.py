@@ -26,7 +26,7 @@ from .callsite import Site, user_site
 from .errors import LaunchReport, RescuedLaunchWarning, WrongStreamError
 from .runtime import NOT_CAPTURING, CaptureState
 from .settings import Mode
-from .streams import LAST_DEFAULT, describe
+from .streams import LAST_DEFAULT, LEGACY, describe
 
 
 class Verdict(Enum):
@@ -153,7 +153,7 @@ def _resolve_rare(given: int, current: int, device: int, launch: Launch, argumen
     if _mode is Mode.OFF:
         return given
     ask = runtime.get().capture_state
-    current_capture = ask(current) if current > LAST_DEFAULT else NOT_CAPTURING
+    current_capture = ask(current) if current > LEGACY else NOT_CAPTURING
     given_capture = ask(given) if current_capture and given > LAST_DEFAULT else NOT_CAPTURING
     verdict = decide(_mode, given, current, current_capture, given_capture, launch.can_bind)
     if verdict is Verdict.PASS:
@@ -173,11 +173,28 @@ def _resolve_rare(given: int, current: int, device: int, launch: Launch, argumen
     raise WrongStreamError(report)
 
 
-_MAKE_PER_CALL = (
-    "Take the stream at each call instead of keeping it, or pass None and let streamshim fill it in: a handle that "
-    "was cached before the capture (by a warm-up, say) is the usual cause."
-)
 _ALLOW = "If this launch is meant to stay outside the graph, say so: with streamshim.allow('launch', reason='...')."
+
+
+def _remedy(verdict: Verdict, given: int, launch: Launch) -> tuple[str, ...]:
+    """What to do; in check mode nothing is filled in, so None is no advice there."""
+    or_none = "" if _mode is Mode.CHECK else ", or pass None and let streamshim fill it in"
+    if verdict is Verdict.REFUSE_UNBOUND:
+        return (*launch.remedy, _ALLOW)
+    if verdict is Verdict.REFUSE_OTHER_CAPTURE:
+        return (f"Pass the stream of this capture{or_none}: two captures share no stream.", _ALLOW)
+    if given <= LAST_DEFAULT:
+        return (
+            "Pass torch's current stream (torch.cuda.current_stream().cuda_stream) at each call, or run with "
+            "streamshim in bind mode, which fills it in.",
+            _ALLOW,
+        )
+    return (
+        f"Take the stream at each call instead of keeping it{or_none}: a handle that was cached before the capture "
+        "(by a warm-up, say) is the usual cause.",
+        _ALLOW,
+    )
+
 
 _HEADLINE = {
     Verdict.RESCUE: "A launch was moved onto the capturing stream; as written it would be missing from the CUDA graph.",
@@ -204,18 +221,6 @@ def _report(
     argument: str,
     site: Site,
 ) -> LaunchReport:
-    if verdict is Verdict.REFUSE_UNBOUND:
-        remedy = launch.remedy
-    elif verdict is Verdict.REFUSE_OTHER_CAPTURE:
-        remedy = ("Pass the stream of this capture, or None: two captures share no stream.", _ALLOW)
-    elif given <= LAST_DEFAULT:
-        remedy = (
-            "Pass torch's current stream (torch.cuda.current_stream().cuda_stream) at each call, or run with "
-            "streamshim in bind mode, which fills it in.",
-            _ALLOW,
-        )
-    else:
-        remedy = (_MAKE_PER_CALL, _ALLOW)
     said = f", argument {argument!r}" if argument else ""
     note = f"\n{launch.note}" if launch.note else ""
     state = " (not capturing)" if verdict in (Verdict.RESCUE, Verdict.REFUSE_ESCAPE) and given > LAST_DEFAULT else ""
@@ -230,5 +235,5 @@ def _report(
         capture=capture.describe(current_capture.id),
         mode=str(_mode),
         why=_WHY[verdict],
-        remedy=remedy,
+        remedy=_remedy(verdict, given, launch),
     )

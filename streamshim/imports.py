@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
@@ -16,10 +17,10 @@ logger = logging.getLogger("streamshim")
 Hook = Callable[[ModuleType], None]
 
 _lock = threading.RLock()
-#: wrapt cannot forget a hook, so each module gets one dispatcher for the life of the process, and what it calls is
-#: looked up here.
 _hooks: dict[str, Hook] = {}
-_dispatched: set[str] = set()
+#: Modules for which wrapt has a hook of ours that has not run yet; it cannot be taken back.
+_pending: set[str] = set()
+#: Modules that were in the middle of their own import when a hook was registered: wrapt comes too late for these.
 _half_imported: set[str] = set()
 
 
@@ -34,12 +35,18 @@ def when_imported(name: str, hook: Hook) -> None:
     """
     with _lock:
         _hooks[name] = hook
-        first = name not in _dispatched
-        _dispatched.add(name)
-    if first:
-        wrapt.register_post_import_hook(_dispatch, name)
-    elif name in sys.modules:
-        _dispatch(sys.modules[name])
+        module = sys.modules.get(name)
+        if module is None:
+            if name not in _pending and name not in sys.modules:
+                _pending.add(name)
+                wrapt.register_post_import_hook(functools.partial(_after_import, name), name)
+            return
+        if _is_initializing(module):
+            _half_imported.add(name)
+            if _waiter not in sys.meta_path:
+                sys.meta_path.insert(0, _waiter)
+            return
+    _run(name, module)
 
 
 def forget(name: str) -> None:
@@ -49,15 +56,22 @@ def forget(name: str) -> None:
         _half_imported.discard(name)
 
 
-def _dispatch(module: ModuleType) -> None:
-    name = module.__name__
-    if getattr(getattr(module, "__spec__", None), "_initializing", False):
-        # wrapt calls at once when the module is in sys.modules, even while its body still runs.
-        with _lock:
-            _half_imported.add(name)
-            if _waiter not in sys.meta_path:
-                sys.meta_path.insert(0, _waiter)
-        return
+def settle() -> None:
+    """Run the hooks of modules that were half-imported before and are complete now."""
+    _run_completed()
+    with _lock:
+        if not _half_imported and _waiter in sys.meta_path:
+            sys.meta_path.remove(_waiter)
+
+
+def _after_import(name: str, module: ModuleType) -> None:
+    """Called by wrapt when the module's body has run; Python marks the module as complete just after this."""
+    with _lock:
+        _pending.discard(name)
+    _run(name, module)
+
+
+def _run(name: str, module: ModuleType) -> None:
     hook = _hooks.get(name)
     if hook is None:
         return
@@ -68,26 +82,25 @@ def _dispatch(module: ModuleType) -> None:
         logger.exception("streamshim: the hook for %s failed", name)
 
 
-def settle() -> None:
-    """Run the hooks of modules that were half-imported before and are complete now."""
+def _is_initializing(module: Any) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def _run_completed() -> None:
     with _lock:
-        ready = [
-            name
-            for name in _half_imported
-            if name in sys.modules and not getattr(sys.modules[name].__spec__, "_initializing", False)
-        ]
+        ready = [n for n in _half_imported if (m := sys.modules.get(n)) is not None and not _is_initializing(m)]
         _half_imported.difference_update(ready)
-        if not _half_imported and _waiter in sys.meta_path:
-            sys.meta_path.remove(_waiter)
     for name in ready:
-        _dispatch(sys.modules[name])
+        _run(name, sys.modules[name])
 
 
 class _Waiter:
     """A finder that finds nothing: the import system passes by here, which is the time to look again."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        settle()
+        # It stays in the list: the import system is walking through it right now, and would skip a finder.
+        if _half_imported:
+            _run_completed()
 
 
 _waiter: Any = _Waiter()

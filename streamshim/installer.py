@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 
 from . import binders, capture, gate, imports, ledger, runtime
 from ._version import __version__
 from .errors import AlreadyInstalledError, BinderError
-from .patching import PatchSet
+from .patching import Patch, PatchSet
 from .report import BinderStatus, Status
 from .settings import BINDERS, Mode, Settings
 
 logger = logging.getLogger("streamshim")
 
 _TORCH_GRAPHS = "torch.cuda.graphs"
+_CAPTURES = "torch captures"
 
 _lock = threading.RLock()
 _active: _State | None = None
+_asked: Settings | None = None  # by the last call of `install`
 _shadowed: list[str] = []
 
 
@@ -32,14 +35,28 @@ class _State:
         self.sets: dict[str, list[PatchSet]] = {}
         self.problems: dict[str, str] = {}
 
-    def apply(self, binder: str, patches: PatchSet) -> None:
-        problems = patches.probe()
-        if problems:
-            self.problems[binder] = "; ".join(problems)
-            logger.warning("streamshim: binder %s is off: %s", binder, self.problems[binder])
+    def apply(self, binder: str, make: Callable[[], list[Patch]]) -> None:
+        """Apply a set of patches, unless this binder is off already. A problem takes the whole binder off."""
+        if binder in self.problems:
             return
-        patches.apply()
-        self.sets.setdefault(binder, []).append(patches)
+        try:
+            patches = PatchSet(make())
+            problem = "; ".join(patches.probe())
+            if not problem:
+                patches.apply()
+                self.sets.setdefault(binder, []).append(patches)
+        except Exception as error:  # noqa: BLE001, an unknown shape can fail in any way
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            # One half of a binder would bind some launches and not others.
+            self.problems[binder] = problem
+            self.undo(binder)
+            logger.warning("streamshim: binder %s is off: %s", binder, problem)
+
+    def undo(self, binder: str) -> None:
+        """Undo what a binder has patched."""
+        for patches in reversed(self.sets.pop(binder, [])):
+            _shadowed.extend(patches.undo())
 
 
 class Installation:
@@ -49,9 +66,9 @@ class Installation:
         settings: the settings in force.
     """
 
-    def __init__(self, settings: Settings, owner: bool) -> None:
+    def __init__(self, settings: Settings, state: _State | None) -> None:
         self.settings = settings
-        self._owner = owner
+        self._state = state
 
     @property
     def mode(self) -> Mode:
@@ -70,8 +87,8 @@ class Installation:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # A block inside code that had installed before must not take that installation away.
-        if self._owner:
+        # Only what this very call has installed: not what was there before, nor what came after it was taken away.
+        if self._state is not None and self._state is _active:
             uninstall()
 
     def __repr__(self) -> str:
@@ -102,30 +119,30 @@ def install(
         BinderError: if a binder named in ``only``, or any binder in strict mode, cannot be applied to what is
             imported already.
     """
-    global _active
+    global _active, _asked
     settings = Settings.read(mode, only, skip)
     with _lock:
         if _active is not None:
             _refuse_conflict(_active.settings, settings, mode, only, skip)
             imports.settle()
-            return Installation(_active.settings, owner=False)
+            return Installation(_active.settings, None)
+        _asked = settings
         if not settings.active:
-            return Installation(settings, owner=False)
+            return Installation(settings, None)
+        modules = _modules(settings)
         _active = state = _State(settings)
         _shadowed.clear()
         ledger.clear()
         gate.set_mode(settings.mode)
         capture.enabled = True
+        capture.before_begin[:] = [_insist]
         imports.when_imported(_TORCH_GRAPHS, _bind_torch)
-        capture.before_begin[:] = [_insist] if settings.mode is Mode.STRICT else []
-        for name in _wanted(settings):
-            for module in binders.load(name).modules:
-                imports.when_imported(module, _bind)
-        insistent = settings.mode is Mode.STRICT or settings.only is not None
-        if insistent and state.problems:
+        for module in modules:
+            imports.when_imported(module, _bind)
+        if state.problems and (settings.mode is Mode.STRICT or settings.only is not None):
             uninstall()
             raise BinderError(_problems_text(state))
-        return Installation(settings, owner=True)
+        return Installation(settings, state)
 
 
 def uninstall() -> None:
@@ -139,23 +156,21 @@ def uninstall() -> None:
         if _active is None:
             return
         state, _active = _active, None
-        for sets in state.sets.values():
-            for patches in reversed(sets):
-                _shadowed.extend(patches.undo())
+        for binder in list(state.sets):
+            state.undo(binder)
         gate.set_mode(Mode.OFF)
         capture.enabled = False
+        capture.forget_windows()
         capture.before_begin.clear()
-        for name in _wanted(state.settings):
-            for module in binders.load(name).modules:
-                imports.forget(module)
-        imports.forget(_TORCH_GRAPHS)
+        for module in (_TORCH_GRAPHS, *_modules(state.settings)):
+            imports.forget(module)
 
 
 def status() -> Status:
     """What is bound, in which version, and what is off and why. Prints well; has ``to_dict()``."""
     with _lock:
         imports.settle()
-        settings = _active.settings if _active is not None else Settings.read()
+        settings = _active.settings if _active is not None else _asked or Settings.read()
         torch = sys.modules.get("torch")
         return Status(
             version=__version__,
@@ -163,6 +178,7 @@ def status() -> Status:
             mode=str(settings.mode if _active is not None else Mode.OFF),
             source=settings.source,
             reason="" if _active is not None else _why_not(settings),
+            captures_unseen=_active.problems.get(_CAPTURES, "") if _active is not None else "",
             torch=str(getattr(torch, "__version__", "?")) if torch is not None else None,
             binders=[_binder_status(name, settings) for name in BINDERS],
             captures=[capture.describe(window.id) for window in capture.open_windows()],
@@ -190,29 +206,29 @@ def _wanted(settings: Settings) -> list[str]:
     return [name for name in BINDERS if settings.wants(name)]
 
 
+def _modules(settings: Settings) -> list[str]:
+    """The modules that the wanted binders wait for, each once; loads the binders."""
+    return list(dict.fromkeys(module for name in _wanted(settings) for module in binders.load(name).modules))
+
+
 def _bind(module: ModuleType) -> None:
     with _lock:
-        if _active is None:
-            return
-        for name in _wanted(_active.settings):
+        for name in _wanted(_active.settings) if _active is not None else ():
             binder = binders.load(name)
-            if module.__name__ in binder.modules:
-                try:
-                    _active.apply(name, PatchSet(binder.patches(module)))
-                except Exception as error:
-                    _active.problems[name] = f"{type(error).__name__}: {error}"
-                    raise
+            if _active is not None and module.__name__ in binder.modules:
+                _active.apply(name, functools.partial(binder.patches, module))
 
 
 def _bind_torch(module: ModuleType) -> None:
     with _lock:
         if _active is not None:
-            _active.apply("torch", PatchSet(capture.patches(module.CUDAGraph)))
+            _active.apply(_CAPTURES, lambda: capture.patches(module.CUDAGraph))
 
 
 def _insist() -> None:
-    """Strict mode: no capture begins while a binder that is wanted could not be applied."""
-    if _active is not None and _active.problems:
+    """Before a capture begins: bind what is complete by now; in strict mode, refuse to begin without a binder."""
+    imports.settle()
+    if _active is not None and _active.problems and _active.settings.mode is Mode.STRICT:
         raise BinderError(_problems_text(_active))
 
 
@@ -228,7 +244,7 @@ def _problems_text(state: _State) -> str:
 
 def _refuse_conflict(now: Settings, new: Settings, mode: object, only: object, skip: object) -> None:
     differs = [
-        f"{name}={getattr(new, name)!s} (in force: {getattr(now, name)!s})"
+        f"{name}={_said(getattr(new, name))} (in force: {_said(getattr(now, name))})"
         for name, argument in (("mode", mode), ("only", only), ("skip", skip))
         if argument is not None and getattr(now, name) != getattr(new, name)
     ]
@@ -237,6 +253,11 @@ def _refuse_conflict(now: Settings, new: Settings, mode: object, only: object, s
             f"streamshim is installed already with other settings: {', '.join(differs)}. Call streamshim.uninstall() "
             "first, or leave the argument out to keep what is in force."
         )
+
+
+def _said(value: Mode | frozenset[str] | None) -> str:
+    """A setting as the user would write it."""
+    return str(sorted(value)) if isinstance(value, frozenset) else str(value)
 
 
 def _why_not(settings: Settings) -> str:

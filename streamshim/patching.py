@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,10 +38,10 @@ class Patch:
 
     def probe(self) -> str:
         """An empty string if the patch can be applied, else what is missing."""
-        if getattr(self.owner, self.name, None) is None:
+        found = self._inherited()
+        if found is _MISSING or found is None:
             return f"{self.target} does not exist"
-        raw = self._own()
-        if isinstance(raw, staticmethod) is not self.static and raw is not _MISSING:
+        if isinstance(found, staticmethod) is not self.static and isinstance(self.owner, type):
             return f"{self.target} is {'no' if self.static else 'a'} staticmethod"
         return ""
 
@@ -69,7 +70,23 @@ class Patch:
     @property
     def in_place(self) -> bool:
         """Whether the attribute is ours right now (False after someone else's wrapper, or a module reload)."""
-        return self._own() is self._ours
+        return self._own() is self._ours and self._is_current()
+
+    def _is_current(self) -> bool:
+        """Whether the owner is still what its module holds under that name: a reload makes a new class."""
+        if not isinstance(self.owner, type) or "<locals>" in self.owner.__qualname__:
+            return True
+        found: Any = sys.modules.get(self.owner.__module__)
+        for name in self.owner.__qualname__.split("."):
+            found = getattr(found, name, None)
+        return found is self.owner
+
+    def _inherited(self) -> Any:
+        """The attribute as it stands on the owner or its bases; what a metaclass has does not count."""
+        for holder in getattr(self.owner, "__mro__", (self.owner,)):
+            if self.name in vars(holder):
+                return vars(holder)[self.name]
+        return _MISSING
 
     def _own(self) -> Any:
         return vars(self.owner).get(self.name, _MISSING)

@@ -40,6 +40,7 @@ class Status:
         source: where the mode came from.
         reason: why nothing is installed.
         torch: torch's version, None if it is not imported.
+        captures_unseen: why torch's captures are not known with their line, if they are not.
         binders: one entry a binder.
         captures: the captures that are open now, in words.
         events: how many launches were rescued, refused or allowed in captures.
@@ -52,6 +53,7 @@ class Status:
     source: str
     reason: str
     torch: str | None
+    captures_unseen: str
     binders: list[BinderStatus]
     captures: list[str]
     events: dict[str, int]
@@ -65,6 +67,8 @@ class Status:
         head = f"streamshim {self.version}: "
         head += f"installed, mode {self.mode} ({self.source})" if self.installed else f"not installed ({self.reason})"
         lines = [head, f"  torch     {self.torch or 'not imported yet'}"]
+        if self.captures_unseen:
+            lines.append(f"            captures are not seen: {self.captures_unseen}")
         for b in self.binders:
             versions = ", ".join(f"{p} {v or 'not installed'}" for p, v in b.versions.items())
             lines.append(f"  {b.name:<9} {b.state}{': ' + b.reason if b.reason else ''} ({versions})")

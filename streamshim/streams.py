@@ -48,7 +48,10 @@ def handle_of(value: Any, where: str = "stream") -> int:
     reader = _readers.get(type(value))
     if reader is None:
         reader = _reader(value, where)
-    handle = reader(value)
+    try:
+        handle = reader(value)
+    except _NoHandle as error:
+        raise _refusal(value, where, str(error)) from None
     if 0 <= handle < 1 << 64:
         return handle
     raise TypeError(f"{where}: {handle} is not a stream handle (negative or beyond 64 bits); accepted: {ACCEPTED}")
@@ -66,16 +69,24 @@ def describe(handle: int) -> str:
 
 def is_stream_like(value: Any) -> bool:
     """Whether the value can only have been meant as a stream (so not None and not an int)."""
-    if value is None or isinstance(value, (int, ctypes.c_void_p)):
+    if value is None or isinstance(value, (numbers.Integral, ctypes.c_void_p)):
         return False
     return _classify(value) is not None
+
+
+class _NoHandle(Exception):
+    """A value of a type that is accepted has no handle after all."""
+
+
+def _refusal(value: Any, where: str, detail: str = "") -> TypeError:
+    kind = type(value)
+    return TypeError(f"{where}: got {kind.__module__}.{kind.__qualname__}{detail}; accepted: {ACCEPTED}")
 
 
 def _reader(value: Any, where: str) -> Callable[[Any], int]:
     reader = _classify(value)
     if reader is None:
-        kind = type(value)
-        raise TypeError(f"{where}: got {kind.__module__}.{kind.__qualname__}; accepted: {ACCEPTED}")
+        raise _refusal(value, where)
     _readers[type(value)] = reader
     return reader
 
@@ -96,7 +107,7 @@ def _classify(value: Any) -> Callable[[Any], int] | None:
         return _of_torch_cuda
     if hasattr(kind, "__cuda_stream__"):
         return _of_protocol
-    if _inherits(kind, "torch", ("Stream",)) and value.device_type == _torch_cuda_device_type():
+    if _inherits(kind, "torch", ("Stream",)):
         return _of_torch_generic
     return None
 
@@ -124,8 +135,10 @@ def _of_torch_cuda(value: Any) -> int:
 def _of_protocol(value: Any) -> int:
     # The protocol is a method that returns (version, handle); early cuda.core had it as a property.
     answer = value.__cuda_stream__
-    version_and_handle = answer() if callable(answer) else answer
-    return int(version_and_handle[1])
+    answer = answer() if callable(answer) else answer
+    if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], numbers.Integral):
+        return int(answer[1])
+    raise _NoHandle(", whose __cuda_stream__ did not answer (version, handle)")
 
 
 def _torch_cuda_device_type() -> int:
@@ -133,6 +146,8 @@ def _torch_cuda_device_type() -> int:
 
 
 def _of_torch_generic(value: Any) -> int:
+    if value.device_type != _torch_cuda_device_type():
+        raise _NoHandle
     stream = sys.modules["torch"].cuda.Stream(
         stream_id=value.stream_id, device_index=value.device_index, device_type=value.device_type
     )

@@ -24,7 +24,7 @@ class TorchCuda:
     name = "torch"
 
     def __init__(self) -> None:
-        if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
+        if not hasattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream"):
             raise NoCudaError(
                 f"torch {torch.__version__} was built without CUDA, so there is no current stream. Install a CUDA "
                 "build of torch, or use streamshim.runtime.simulated for tests."

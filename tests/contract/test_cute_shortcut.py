@@ -6,16 +6,18 @@ not be usable, and after an uninstall nothing may happen that is not the DSL's o
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 
 import pytest
 
 import streamshim
-from streamshim import gate
+from streamshim import gate, runtime
 from streamshim.binders.cute import devices, handles
 from streamshim.binders.cute.plans import ATTRIBUTE
 from streamshim.binders.cute.slots import Plan, Slot
 from streamshim.gate import Launch
+from streamshim.runtime import NOT_CAPTURING
 
 STREAM, OTHER = 0x7F0010, 0x7F0020
 
@@ -31,15 +33,25 @@ class Tensor:
 
 @pytest.fixture
 def cls():
-    return pytest.importorskip("cutlass.cutlass_dsl.tvm_ffi_provider").TVMFFIJitCompiledFunctionWithKwargs
+    """The DSL's class, whose ``__call__`` a test may replace."""
+    cls = pytest.importorskip("cutlass.cutlass_dsl.tvm_ffi_provider").TVMFFIJitCompiledFunctionWithKwargs
+    original = cls.__call__
+    yield cls
+    cls.__call__ = original
 
 
 @pytest.fixture
 def make_kernel(cls, monkeypatch):
     """``make_kernel(plan)``: a compiled function of the DSL, without the compiled code."""
     monkeypatch.setattr(devices, "tensor_type", Tensor)
-    monkeypatch.setattr(gate, "current_handle", lambda device: STREAM)
-    monkeypatch.setattr(gate.runtime._holder, "_runtime", SimpleNamespace(capture_state=lambda handle: None))
+    fake = SimpleNamespace(
+        current_handle=lambda device: STREAM,
+        current_device=lambda: 0,
+        device_count=lambda: 1,
+        capture_state=lambda handle: NOT_CAPTURING,
+    )
+    monkeypatch.setattr(runtime._holder, "_runtime", fake)
+    monkeypatch.setattr(gate, "current_handle", fake.current_handle)
 
     def make(plan, kwargs_wrapper=lambda *args, **kwargs: ("ran", args, kwargs)):
         kernel = object.__new__(cls)
@@ -60,7 +72,7 @@ def without_stream():
 
 
 @pytest.mark.parametrize("plan", [without_stream, with_stream])
-def test_a_wrapper_below_ours_sees_the_call(cls, make_kernel, monkeypatch, plan):
+def test_a_wrapper_below_ours_sees_the_call(cls, make_kernel, plan):
     """A profiler, say, that was there first."""
     seen, original = [], cls.__call__
 
@@ -68,11 +80,29 @@ def test_a_wrapper_below_ours_sees_the_call(cls, make_kernel, monkeypatch, plan)
         seen.append(self)
         return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(cls, "__call__", profiler)
+    cls.__call__ = profiler
     streamshim.install()
     kernel = make_kernel(plan())
     assert kernel(Tensor(), STREAM)[0] == "ran"
     assert seen == [kernel]
+
+
+def test_a_wrapper_below_ours_need_not_be_a_function(cls, make_kernel):
+    """Other libraries put callables of their own kind there."""
+
+    class Profiler:
+        def __get__(self, instance, owner=None):
+            return functools.partial(original, instance) if instance is not None else self
+
+        def __call__(self, *args, **kwargs):
+            return original(*args, **kwargs)
+
+    original = cls.__call__
+    cls.__call__ = Profiler()
+    streamshim.install()
+    (cute,) = [b for b in streamshim.status().binders if b.name == "cute"]
+    assert (cute.state, cute.reason) == ("bound", "")
+    assert make_kernel(with_stream())(Tensor(), STREAM)[0] == "ran"
 
 
 @pytest.mark.parametrize("plan", [without_stream, with_stream])
@@ -85,17 +115,15 @@ def test_a_function_that_cannot_run_gives_the_error_of_the_dsl(make_kernel, plan
 
 
 @pytest.mark.parametrize("plan", [without_stream, with_stream])
-def test_what_is_left_of_it_after_an_uninstall_converts_nothing(cls, make_kernel, monkeypatch, plan):
+def test_what_is_left_of_it_after_an_uninstall_converts_nothing(cls, make_kernel, plan):
     """Somebody else's wrapper keeps ours in the chain; values that we would convert or refuse go to the DSL then."""
-    original = cls.__call__
     streamshim.install()
     ours = cls.__call__
-    monkeypatch.setattr(cls, "__call__", lambda self, *args, **kwargs: ours(self, *args, **kwargs))
+    cls.__call__ = lambda self, *args, **kwargs: ours(self, *args, **kwargs)
     streamshim.uninstall()
     tensor, kernel = Tensor(), make_kernel(plan())
     for value in (OTHER, 0, "no stream at all"):
         assert kernel(tensor, value) == ("ran", (tensor, value), {})
-    monkeypatch.setattr(cls, "__call__", original)  # what uninstall could not put back
 
 
 @pytest.mark.parametrize("given", [0, 1, 2, None], ids=str)

@@ -213,16 +213,3 @@ def test_a_capture_in_words(id_, text):
 def test_a_window_cannot_be_changed():
     with pytest.raises(AttributeError):
         Window(7, STREAM, 1, Site("f.py", 1, "f"), "worker", "global").id = 8
-
-
-def test_one_of_ours_left_below_someone_else_is_not_woken_by_the_next(graph_class, cuda):
-    """After an uninstall that could not take ours away, the next install puts a second one on top of it."""
-    first = graph_class.patches
-    ours = graph_class.capture_begin
-    graph_class.capture_begin = lambda self, *args, **kwargs: ours(self, *args, **kwargs)
-    assert len(first.undo()) == 1
-    PatchSet(capture.patches(graph_class)).apply()
-    begins = []
-    capture.before_begin.append(lambda: begins.append("begin"))
-    graph_class().capture_begin()
-    assert begins == ["begin"]

@@ -110,7 +110,7 @@ Launch refused: its stream belongs to another capture than the current stream.
 
 The kernel would become part of that other graph and be missing from this one.
 What to do:
-  * Pass the stream of this capture, or None: two captures share no stream.
+  * Pass the stream of this capture, or pass None and let streamshim fill it in: two captures share no stream.
   * If this launch is meant to stay outside the graph, say so: with streamshim.allow('launch', reason='...')."""
 
 UNBOUND = f"""\
@@ -128,7 +128,8 @@ Launch refused: it takes no stream, so the CUDA graph being captured would miss 
 The kernel always goes to the NULL stream, so it would run once, now. The first result would be right and
 every replay wrong, without any error.
 What to do:
-  * Call streamshim.install() before the kernel is compiled."""
+  * Call streamshim.install() before the kernel is compiled.
+  * If this launch is meant to stay outside the graph, say so: with streamshim.allow('launch', reason='...')."""
 
 # name: mode, given handle, launch, argument, text
 REPORTS = {

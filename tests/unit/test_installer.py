@@ -588,7 +588,7 @@ class TestUnknownShape:
     def test_the_stub_is_bound_where_nothing_is_missing(self, stub, run_python):
         stub()
         code = "streamshim.install()\nimport cutlass.cutlass_dsl.tvm_ffi_provider\nprint(cute().state, ours())"
-        assert run_python(HEAD + code) == "bound 9\n"
+        assert run_python(HEAD + code) == "bound 8\n"
 
     @pytest.mark.parametrize(
         ("lacking", "order"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 
 from ...patching import Patch
-from . import environment, plain_calls, plans, tracing, tvm_ffi_calls
+from . import plain_calls, plans, tracing, tvm_ffi_calls
 
 
 class CuteBinder:
@@ -58,7 +59,7 @@ class CuteBinder:
 
     def notes(self) -> list[str]:
         """What a user should know."""
-        if environment.available():
+        if importlib.util.find_spec("tvm_ffi") is not None:
             return []
         return ["apache-tvm-ffi is not installed: kernels without a stream parameter cannot follow torch"]
 

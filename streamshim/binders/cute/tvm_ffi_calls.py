@@ -19,7 +19,8 @@ from .slots import Plan
 def call_with_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
     """For ``TVMFFIJitCompiledFunctionWithKwargs.__call__``, which does no more than call ``_kwargs_wrapper``."""
     # Doing the same instead of calling it would leave out whoever has wrapped the method before us.
-    if not original.__code__.co_filename.endswith("tvm_ffi_provider.py"):
+    code = getattr(original, "__code__", None)
+    if code is None or not code.co_filename.endswith("tvm_ffi_provider.py"):
         return call_bare(original)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
