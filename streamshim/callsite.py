@@ -56,7 +56,7 @@ def _is_machinery(frame: FrameType) -> bool:
     name = str(frame.f_globals.get("__name__", ""))
     if name.partition(".")[0] in MACHINERY:
         # A program started with `python -m streamshim ...` or an example inside the package is still the user's.
-        return not name.startswith("streamshim.demo")
+        return not name.startswith("streamshim.demo") or name == "streamshim.demo.foreign"
     return frame.f_code.co_filename.startswith("<frozen")
 
 

@@ -37,7 +37,7 @@ class SimulatedMachine:
     @contextmanager
     def shim(self, mode: str) -> Iterator[None]:
         """streamshim over the simulator: its graphs take the place of torch's, and `ForeignKernel` binds itself."""
-        before = runtime._holder.use(self._sim)
+        before = runtime.use(self._sim)
         gate.connect(self._sim)
         graphs = PatchSet(capture.patches(Graph))
         try:
@@ -47,7 +47,7 @@ class SimulatedMachine:
                 yield
         finally:
             graphs.undo()
-            runtime._holder.use(before)
+            runtime.use(before)
             gate.connect(before)
 
     def reset(self) -> None:

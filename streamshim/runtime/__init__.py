@@ -71,3 +71,4 @@ class _Holder:
 
 _holder = _Holder()
 get = _holder.get
+use = _holder.use

@@ -18,7 +18,9 @@ def cute_ffi(t):
 
 
 def cute_plain(t):
-    return from_dlpack(t).mark_layout_dynamic()
+    # torch exports a tensor through DLPack only while its device is current.
+    with torch.cuda.device(t.device):
+        return from_dlpack(t).mark_layout_dynamic()
 
 
 def forms():

@@ -30,10 +30,10 @@ def _first_compile():
 def sim():
     """The simulator as the runtime in use."""
     simulated = Simulator()
-    previous = runtime._holder.use(simulated)
+    previous = runtime.use(simulated)
     gate.connect(simulated)
     yield simulated
-    runtime._holder.use(previous)
+    runtime.use(previous)
     gate.connect(None)
 
 

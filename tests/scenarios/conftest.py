@@ -40,13 +40,13 @@ def _in_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     # A world stands for the foreign library, so the user's line is the test's.
     monkeypatch.setattr(callsite, "MACHINERY", callsite.MACHINERY | {worlds.__name__.partition(".")[0]})
     asked = gate.current_handle
-    before = runtime._holder.use(world.runtime)
+    before = runtime.use(world.runtime)
     gate.connect(world.runtime)
     try:
         yield world
         world.tidy()
     finally:
-        runtime._holder.use(before)
+        runtime.use(before)
         gate.current_handle = asked
         # What one scenario leaves open must not fail the next.
         capture._windows.clear()

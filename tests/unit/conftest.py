@@ -32,7 +32,7 @@ def clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     streamshim.uninstall()
     gate.set_mode(settings.Mode.OFF)
-    runtime._holder.use(before)
+    runtime.use(before)
     gate.connect(before)
     capture.enabled = False
     capture.before_begin.clear()
@@ -74,7 +74,7 @@ class FakeRuntime:
 def cuda() -> FakeRuntime:
     """The runtime in use, with invented streams."""
     fake = FakeRuntime()
-    runtime._holder.use(fake)
+    runtime.use(fake)
     gate.connect(fake)
     return fake
 

@@ -289,7 +289,7 @@ from streamshim import gate, runtime
 class Fake:
     def current_handle(self, device): return 0x7000
 before = "torch" in sys.modules
-runtime._holder.use(Fake())
+runtime.use(Fake())
 gate.connect(None)
 handle = gate.resolve(0x7000, 0, gate.Launch("kernel"))
 print(before, handle == 0x7000, gate.current_handle.__func__ is Fake.current_handle)

@@ -470,7 +470,7 @@ class TestCurrentHandle:
         torch = pytest.importorskip("torch")
         if hasattr(torch._C, "_cuda_getCurrentRawStream"):
             pytest.skip("this torch was built with CUDA")
-        streamshim.runtime._holder.use(None)
+        streamshim.runtime.use(None)
         with pytest.raises(streamshim.NoCudaError) as error:
             streamshim.current_handle()
         assert str(error.value).startswith(f"torch {torch.__version__} was built without CUDA")
@@ -651,7 +651,7 @@ class Fake:
     def current_device(self): return 0
     def current_handle(self, device): return 0x7000
     def capture_state(self, handle): return runtime.CaptureState(7)
-runtime._holder.use(Fake())
+runtime.use(Fake())
 streamshim.install()
 import torch.cuda.graphs, cutlass
 graph = torch.cuda.graphs.CUDAGraph()

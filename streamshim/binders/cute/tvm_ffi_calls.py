@@ -27,6 +27,8 @@ def call_with_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             plan = self._streamshim_plan
         except AttributeError:
+            if not gate.active:
+                return original(self, *args, **kwargs)
             plan = plan_of(self)
         run = self._kwargs_wrapper
         if 0 <= plan.tensor < len(args) and run is not None:
@@ -52,6 +54,8 @@ def call_bare(original: Callable[..., Any]) -> Callable[..., Any]:
     """For ``TVMFFIJitCompiledFunction.__call__``: functions without arguments, and in 4.4 all without defaults."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not gate.active:
+            return original(self, *args, **kwargs)
         return _call(original, self, plan_of(self), args, kwargs)
 
     return __call__
