@@ -63,7 +63,7 @@ class LaunchReport:
             ("stream given", self.given),
             ("stream expected", self.expected),
             ("capturing", self.capture),
-            ("mode", self.mode),
+            ("streamshim mode", self.mode),
         ]
         lines = [self.headline, ""]
         for label, text in rows:

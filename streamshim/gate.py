@@ -199,12 +199,12 @@ def _remedy(verdict: Verdict, given: int, launch: Launch) -> tuple[str, ...]:
 _HEADLINE = {
     Verdict.RESCUE: "A launch was moved onto the capturing stream; as written it would be missing from the CUDA graph.",
     Verdict.REFUSE_ESCAPE: "Launch refused: it would be missing from the CUDA graph that is being captured.",
-    Verdict.REFUSE_OTHER_CAPTURE: "Launch refused: its stream belongs to another capture than the current stream.",
+    Verdict.REFUSE_OTHER_CAPTURE: "Launch refused: its stream belongs to another capture than torch's current stream.",
     Verdict.REFUSE_UNBOUND: "Launch refused: it takes no stream, so the CUDA graph being captured would miss it.",
 }
 _SILENT = "The first result would be right and every replay wrong, without any error."
 _WHY = {
-    Verdict.RESCUE: f"The given stream is not part of the capture, so the kernel would run once, now. {_SILENT}",
+    Verdict.RESCUE: f"The given stream is not part of the capture: as written the kernel would run once, now. {_SILENT}",
     Verdict.REFUSE_ESCAPE: f"The given stream is not part of the capture, so the kernel would run once, now. {_SILENT}",
     Verdict.REFUSE_OTHER_CAPTURE: "The kernel would become part of that other graph and be missing from this one.",
     Verdict.REFUSE_UNBOUND: f"The kernel always goes to the NULL stream, so it would run once, now. {_SILENT}",
@@ -225,7 +225,7 @@ def _report(
     note = f"\n{launch.note}" if launch.note else ""
     state = " (not capturing)" if verdict in (Verdict.RESCUE, Verdict.REFUSE_ESCAPE) and given > LAST_DEFAULT else ""
     if verdict is Verdict.REFUSE_OTHER_CAPTURE:
-        state = f" ({capture.describe(runtime.get().capture_state(given).id)})"
+        state = f", part of {capture.describe(runtime.get().capture_state(given).id)}"
     return LaunchReport(
         headline=_HEADLINE[verdict],
         launch=f"{launch.what}{said}{note}",

@@ -37,7 +37,7 @@ def when_imported(name: str, hook: Hook) -> None:
         _hooks[name] = hook
         module = sys.modules.get(name)
         if module is None:
-            if name not in _pending and name not in sys.modules:
+            if name not in _pending:
                 _pending.add(name)
                 wrapt.register_post_import_hook(functools.partial(_after_import, name), name)
             return
@@ -68,6 +68,7 @@ def _after_import(name: str, module: ModuleType) -> None:
     """Called by wrapt when the module's body has run; Python marks the module as complete just after this."""
     with _lock:
         _pending.discard(name)
+        _half_imported.discard(name)
     _run(name, module)
 
 

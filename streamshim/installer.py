@@ -72,8 +72,8 @@ class Installation:
 
     @property
     def mode(self) -> Mode:
-        """The mode in force."""
-        return self.settings.mode
+        """The mode in force; off if nothing was installed."""
+        return self.settings.mode if self.settings.active else Mode.OFF
 
     def uninstall(self) -> None:
         """The same as `streamshim.uninstall`."""
@@ -92,7 +92,8 @@ class Installation:
             uninstall()
 
     def __repr__(self) -> str:
-        return f"<streamshim.Installation mode={self.mode} binders={sorted(_wanted(self.settings))}>"
+        binders = sorted(_wanted(self.settings)) if self.settings.active else []
+        return f"<streamshim.Installation mode={self.mode} binders={binders}>"
 
 
 def install(
@@ -213,10 +214,13 @@ def _modules(settings: Settings) -> list[str]:
 
 def _bind(module: ModuleType) -> None:
     with _lock:
-        for name in _wanted(_active.settings) if _active is not None else ():
+        state = _active
+        for name in _wanted(state.settings) if state is not None else ():
             binder = binders.load(name)
-            if _active is not None and module.__name__ in binder.modules:
-                _active.apply(name, functools.partial(binder.patches, module))
+            if state is not None and module.__name__ in binder.modules:
+                state.apply(name, functools.partial(binder.patches, module))
+                if name not in state.problems:
+                    binder.applied(module)
 
 
 def _bind_torch(module: ModuleType) -> None:
@@ -237,8 +241,8 @@ def _problems_text(state: _State) -> str:
     return (
         "A binder could not be applied, so launches through it would not follow torch's current stream:\n"
         f"{listed}\n"
-        "Use a version within the tested range (streamshim.status() lists it), or leave the binder out with "
-        "install(skip=[...])."
+        "Use a version within the tested range (streamshim.status() lists it), leave a binder out with "
+        "install(skip=[...]), or use bind mode, which goes on without it."
     )
 
 
@@ -263,7 +267,9 @@ def _said(value: Mode | frozenset[str] | None) -> str:
 def _why_not(settings: Settings) -> str:
     if settings.disabled:
         return f"{settings.disabled} is set"
-    return "mode is off" if settings.mode is Mode.OFF else "install() has not been called"
+    if settings.mode is Mode.OFF:
+        return "mode is off"
+    return "install() has not been called" if _asked is None else "uninstall() was called"
 
 
 def _binder_status(name: str, settings: Settings) -> BinderStatus:

@@ -41,6 +41,8 @@ class Patch:
         found = self._inherited()
         if found is _MISSING or found is None:
             return f"{self.target} does not exist"
+        if isinstance(found, (classmethod, property)):
+            return f"{self.target} is a {type(found).__name__}"
         if isinstance(found, staticmethod) is not self.static and isinstance(self.owner, type):
             return f"{self.target} is {'no' if self.static else 'a'} staticmethod"
         return ""
@@ -79,7 +81,7 @@ class Patch:
         found: Any = sys.modules.get(self.owner.__module__)
         for name in self.owner.__qualname__.split("."):
             found = getattr(found, name, None)
-        return found is self.owner
+        return found is None or found is self.owner
 
     def _inherited(self) -> Any:
         """The attribute as it stands on the owner or its bases; what a metaclass has does not count."""

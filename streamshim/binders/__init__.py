@@ -32,6 +32,9 @@ class Binder(Protocol):
     def patches(self, module: ModuleType) -> list[Patch]:
         """The patches for one of `modules`, which has just been imported; probed and applied by the installer."""
 
+    def applied(self, module: ModuleType) -> None:
+        """Called once the patches for one of `modules` are in place; what goes wrong here is logged."""
+
     def notes(self) -> list[str]:
         """What a user should know about the state of this binder right now; shown by ``status()``."""
 

@@ -18,4 +18,5 @@ def clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     streamshim.uninstall()
     installer._shadowed.clear()
+    installer._asked = None
     ledger.clear()

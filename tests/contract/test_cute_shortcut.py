@@ -7,12 +7,13 @@ not be usable, and after an uninstall nothing may happen that is not the DSL's o
 from __future__ import annotations
 
 import functools
+import importlib
 from types import SimpleNamespace
 
 import pytest
 
 import streamshim
-from streamshim import gate, runtime
+from streamshim import binders, gate, runtime
 from streamshim.binders.cute import devices, handles
 from streamshim.binders.cute.plans import ATTRIBUTE
 from streamshim.binders.cute.slots import Plan, Slot
@@ -124,6 +125,28 @@ def test_what_is_left_of_it_after_an_uninstall_converts_nothing(cls, make_kernel
     tensor, kernel = Tensor(), make_kernel(plan())
     for value in (OTHER, 0, "no stream at all"):
         assert kernel(tensor, value) == ("ran", (tensor, value), {})
+
+
+def test_asking_for_the_patches_changes_nothing(cls):
+    """They may be refused afterwards, by a probe: then the compiled functions of the user must be as they were."""
+    kernel = object.__new__(cls)
+    before = dict(vars(kernel))
+    cute = binders.load("cute")
+    for module in cute.modules:
+        cute.patches(importlib.import_module(module))
+    assert vars(kernel) == before
+
+
+def test_a_compiled_function_of_unknown_shape_does_not_take_the_binder_off(cls):
+    """One that somebody has derived or changed, among all that exist in the process at ``install``."""
+    kernel = object.__new__(cls)
+    kernel.execution_args = object()
+    try:
+        streamshim.install()
+        (cute,) = [b for b in streamshim.status().binders if b.name == "cute"]
+        assert (cute.state, cute.reason) == ("bound", "")
+    finally:
+        kernel.execution_args = None  # a failure keeps the object alive, for the other tests to meet
 
 
 @pytest.mark.parametrize("given", [0, 1, 2, None], ids=str)

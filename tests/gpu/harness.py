@@ -24,7 +24,8 @@ def captured(call, device="cuda", add=1.0, warm_up=True):
         # The DSL unloads a kernel's library when the kernel is collected, which no capture survives.
         gc.collect()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # torch keeps one capture stream for the process, on the device of the first capture.
+        with torch.cuda.graph(graph, stream=fresh_stream()):
             call(x, out)
         torch.cuda.synchronize()
         seen = [out.tolist()[-1]]

@@ -39,6 +39,7 @@ def clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     capture._windows.clear()
     capture._captured_by.clear()
     installer._shadowed.clear()
+    installer._asked = None
     ledger.clear()
 
 

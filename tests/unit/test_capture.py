@@ -45,7 +45,6 @@ def graph_class(cuda):
     assert patches.probe() == []
     patches.apply()
     capture.enabled = True
-    CUDAGraph.patches = patches
     yield CUDAGraph
     patches.undo()
 

@@ -52,10 +52,10 @@ A launch was moved onto the capturing stream; as written it would be missing fro
   stream given     0x7f0020 (not capturing)
   stream expected  0x7f0010, torch's current stream of cuda:1
   capturing        capture 7 on stream 0x7f0010 of cuda:1, begun at serve.py:12 in capture_model, thread MainThread
-  mode             bind
+  streamshim mode  bind
 
-The given stream is not part of the capture, so the kernel would run once, now. The first result would be
-right and every replay wrong, without any error.
+The given stream is not part of the capture: as written the kernel would run once, now. The first result would
+be right and every replay wrong, without any error.
 What to do:
   * Take the stream at each call instead of keeping it, or pass None and let streamshim fill it in: a handle
     that was cached before the capture (by a warm-up, say) is the usual cause.
@@ -70,7 +70,7 @@ Launch refused: it would be missing from the CUDA graph that is being captured.
   stream given     0x7f0020 (not capturing)
   stream expected  0x7f0010, torch's current stream of cuda:1
   capturing        capture 7 on stream 0x7f0010 of cuda:1, begun at serve.py:12 in capture_model, thread MainThread
-  mode             strict
+  streamshim mode  strict
 
 The given stream is not part of the capture, so the kernel would run once, now. The first result would be
 right and every replay wrong, without any error.
@@ -88,7 +88,7 @@ Launch refused: it would be missing from the CUDA graph that is being captured.
   stream given     the NULL stream (0)
   stream expected  0x7f0010, torch's current stream of cuda:1
   capturing        capture 7 on stream 0x7f0010 of cuda:1, begun at serve.py:12 in capture_model, thread MainThread
-  mode             check
+  streamshim mode  check
 
 The given stream is not part of the capture, so the kernel would run once, now. The first result would be
 right and every replay wrong, without any error.
@@ -98,15 +98,15 @@ What to do:
   * If this launch is meant to stay outside the graph, say so: with streamshim.allow('launch', reason='...')."""
 
 OTHER_CAPTURE = f"""\
-Launch refused: its stream belongs to another capture than the current stream.
+Launch refused: its stream belongs to another capture than torch's current stream.
 
   launch           CuTe kernel 'scan' (TVM-FFI), argument 'stream'
   called at        tests/unit/test_errors.py:{LINE} in user_code
                        return resolve(given, 1, launch, argument)  # the user's line
-  stream given     0x7f0030 (capture 9 (not begun through torch.cuda.CUDAGraph))
+  stream given     0x7f0030, part of capture 9 (not begun through torch.cuda.CUDAGraph)
   stream expected  0x7f0010, torch's current stream of cuda:1
   capturing        capture 7 on stream 0x7f0010 of cuda:1, begun at serve.py:12 in capture_model, thread MainThread
-  mode             bind
+  streamshim mode  bind
 
 The kernel would become part of that other graph and be missing from this one.
 What to do:
@@ -123,7 +123,7 @@ Launch refused: it takes no stream, so the CUDA graph being captured would miss 
   stream given     none; the NULL stream (0) is built in
   stream expected  0x7f0010, torch's current stream of cuda:1
   capturing        capture 7 on stream 0x7f0010 of cuda:1, begun at serve.py:12 in capture_model, thread MainThread
-  mode             bind
+  streamshim mode  bind
 
 The kernel always goes to the NULL stream, so it would run once, now. The first result would be right and
 every replay wrong, without any error.

@@ -73,7 +73,7 @@ EVERY_CASE = pytest.mark.parametrize(
 
 HEADLINES = {
     ESCAPE: "Launch refused: it would be missing from the CUDA graph that is being captured.",
-    MISPLACED: "Launch refused: its stream belongs to another capture than the current stream.",
+    MISPLACED: "Launch refused: its stream belongs to another capture than torch's current stream.",
     UNBOUND: "Launch refused: it takes no stream, so the CUDA graph being captured would miss it.",
 }
 

@@ -260,6 +260,33 @@ def test_a_module_that_is_blocked_is_not_there(new_name, calls, monkeypatch):
     assert calls == []
 
 
+def test_a_module_that_was_blocked_is_hooked_once_it_is_there(write_module, calls, monkeypatch):
+    name = write_module("complete = True")
+    with monkeypatch.context() as blocked:
+        blocked.setitem(sys.modules, name, None)
+        imports.when_imported(name, calls.hook)
+    importlib.import_module(name)
+    imports.settle()
+    assert calls == [(name, True)]
+
+
+def test_a_hook_registered_before_and_again_in_the_middle_runs_once(write_module, calls, monkeypatch):
+    """Uninstall and install in the middle of the library's import; applied twice, every patch would be there twice."""
+    middle = write_module("from streamshim import imports\nimports.hook_of_test()\n")
+    name = write_module("complete = False\nimport {0}\ncomplete = True\n", middle)
+
+    def again():
+        imports.forget(name)
+        imports.when_imported(name, calls.hook)
+
+    monkeypatch.setattr(imports, "hook_of_test", again, raising=False)
+    imports.when_imported(name, calls.hook)
+    importlib.import_module(name)
+    imports.settle()
+    importlib.import_module(write_module(""))
+    assert calls == [(name, True)]
+
+
 def test_an_object_in_place_of_a_module_breaks_nothing(new_name, monkeypatch):
     """Lazy loaders put objects into ``sys.modules`` that have neither a name nor a spec."""
     name, seen = new_name(), []

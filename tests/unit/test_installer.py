@@ -338,6 +338,17 @@ class TestStatus:
         assert plain["binders"][0]["tested"] == {"wrapt": ">=1.16", "a-package-that-nobody-has": ">=1"}
         assert plain["binders"][0]["versions"] == {"wrapt": self.VERSION, "a-package-that-nobody-has": None}
 
+    def test_after_an_uninstall_it_does_not_say_that_install_was_never_called(self, library):
+        streamshim.install()
+        streamshim.uninstall()
+        assert streamshim.status().reason not in ("", "install() has not been called")
+
+    @pytest.mark.parametrize("package", ["tvm_ffi", "cutlass", "cuda"])
+    def test_a_stand_in_for_a_package_does_not_break_it(self, monkeypatch, package):
+        """Test suites put bare modules into ``sys.modules``, which have no spec."""
+        monkeypatch.setitem(sys.modules, package, ModuleType(package))
+        assert [b.name for b in streamshim.status().binders] == list(settings.BINDERS)
+
     def test_torch_is_named_only_where_it_is_imported(self, library, monkeypatch):
         monkeypatch.delitem(sys.modules, "torch", raising=False)
         assert streamshim.status().torch is None
@@ -618,8 +629,8 @@ for arguments in ({"mode": "strict"}, {"only": ["cute"]}):
         told = (
             "A binder could not be applied, so launches through it would not follow torch's current stream:\n"
             f"  cute: {reason}\n"
-            "Use a version within the tested range (streamshim.status() lists it), or leave the binder out with "
-            "install(skip=[...]).\n"
+            "Use a version within the tested range (streamshim.status() lists it), leave a binder out with "
+            "install(skip=[...]), or use bind mode, which goes on without it.\n"
             "installed: False 0\n"
         )
         # Off is off: a binder of which one half is in place would bind some launches and not others.

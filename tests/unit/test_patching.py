@@ -48,6 +48,10 @@ def make_classes():
         def __call__(self, x):
             return ("call", x)
 
+        @property
+        def computed(self):
+            return 1
+
         missing = None
 
     return Base, Owner
@@ -264,6 +268,21 @@ def test_probe_does_not_take_an_attribute_of_the_metaclass_for_one_of_the_class(
 
     problem = Patch(NotCallable, name, ours).probe()
     assert problem.endswith(f".NotCallable.{name} does not exist")
+
+
+@pytest.mark.parametrize("name", ["of_class", "computed"])
+def test_probe_refuses_what_a_function_cannot_stand_for(owner, name):
+    """A classmethod or a property that became a plain function would get other arguments, or none."""
+    assert Patch(owner, name, ours).probe() != ""
+
+
+def test_a_class_that_says_that_it_lives_elsewhere_is_in_place(owner):
+    """Libraries write another ``__module__`` on their classes, to show the public place, which need not hold them."""
+    owner.__module__, owner.__qualname__ = "library.public", "Owner"
+    patch = Patch(owner, "own", ours)
+    patch.apply()
+    assert patch.in_place
+    assert patch.undo()
 
 
 def test_probe_of_a_set_lists_every_problem(owner):

@@ -46,8 +46,6 @@ class CuteBinder:
         from cutlass.base_dsl import dsl, jit_executor
         from cutlass.cutlass_dsl import cutlass as cutlass_dsl
 
-        plans.plan_what_exists(jit_executor.JitCompiledFunction)
-
         return [
             Patch(cutlass_dsl.CutlassBaseDSL, "cuda_launch_func", tracing.launch_on_torch_stream, static=True),
             Patch(dsl.BaseDSL, "_func", tracing.trace_function),
@@ -56,6 +54,13 @@ class CuteBinder:
             Patch(jit_executor.ExecutionArgs, "generate_execution_args", plain_calls.normalise_arguments),
             Patch(jit_executor.JitExecutor, "run_compiled_program", plain_calls.run_on_torch_stream),
         ]
+
+    def applied(self, module: ModuleType) -> None:
+        """Give a plan to what was compiled before."""
+        if not module.__name__.endswith("tvm_ffi_provider"):
+            from cutlass.base_dsl.jit_executor import JitCompiledFunction
+
+            plans.plan_what_exists(JitCompiledFunction)
 
     def notes(self) -> list[str]:
         """What a user should know."""

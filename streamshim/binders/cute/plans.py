@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import logging
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,12 +15,14 @@ from ...settings import Mode
 from . import slots, tracing
 from .slots import NO_DEFAULT, Plan, Slot
 
+logger = logging.getLogger("streamshim")
+
 #: The attribute that holds an object's plan. Plain attributes: a WeakKeyDictionary would cost as much as the gate.
 ATTRIBUTE = "_streamshim_plan"
 
 _INSTALL_FIRST = (
-    "Call streamshim.install() before the kernel is compiled (set it up before cute.compile runs, or recompile), so "
-    "that the launch takes torch's stream."
+    "Call streamshim.install() before the kernel is compiled, or compile it again, so that its launch takes torch's "
+    "stream."
 )
 _PASS_STREAM = (
     "Run with streamshim in bind mode, or give the @cute.jit function a stream parameter and pass it on: "
@@ -69,9 +72,16 @@ def plan_of(compiled: Any) -> Plan:
 
 def plan_what_exists(compiled_function: type) -> None:
     """Give a plan to every function that was compiled before `install`; a cold path, as long as the heap is large."""
+    is_compiled: dict[type, bool] = {}
     for candidate in gc.get_objects():
-        if issubclass(type(candidate), compiled_function):
-            plan_of(candidate)
+        kind = type(candidate)
+        if is_compiled.get(kind) is None:
+            is_compiled[kind] = issubclass(kind, compiled_function)
+        if is_compiled[kind]:
+            try:
+                plan_of(candidate)
+            except Exception:
+                logger.debug("streamshim: no plan for a compiled function of unknown shape", exc_info=True)
 
 
 def _place_of_tensor(values: list[Any]) -> int:
