@@ -204,7 +204,7 @@ _HEADLINE = {
 }
 _SILENT = "The first result would be right and every replay wrong, without any error."
 _WHY = {
-    Verdict.RESCUE: f"The given stream is not part of the capture: as written the kernel would run once, now. {_SILENT}",
+    Verdict.RESCUE: f"The given stream is outside the capture: as written the kernel would run once, now. {_SILENT}",
     Verdict.REFUSE_ESCAPE: f"The given stream is not part of the capture, so the kernel would run once, now. {_SILENT}",
     Verdict.REFUSE_OTHER_CAPTURE: "The kernel would become part of that other graph and be missing from this one.",
     Verdict.REFUSE_UNBOUND: f"The kernel always goes to the NULL stream, so it would run once, now. {_SILENT}",

@@ -54,8 +54,8 @@ A launch was moved onto the capturing stream; as written it would be missing fro
   capturing        capture 7 on stream 0x7f0010 of cuda:1, begun at serve.py:12 in capture_model, thread MainThread
   streamshim mode  bind
 
-The given stream is not part of the capture: as written the kernel would run once, now. The first result would
-be right and every replay wrong, without any error.
+The given stream is outside the capture: as written the kernel would run once, now. The first result would be
+right and every replay wrong, without any error.
 What to do:
   * Take the stream at each call instead of keeping it, or pass None and let streamshim fill it in: a handle
     that was cached before the capture (by a warm-up, say) is the usual cause.
