@@ -157,8 +157,10 @@ def uninstall() -> None:
         if _active is None:
             return
         state, _active = _active, None
-        for binder in list(state.sets):
-            state.undo(binder)
+        for name in list(state.sets):
+            state.undo(name)
+        for name in _wanted(state.settings):
+            binders.load(name).removed()
         gate.set_mode(Mode.OFF)
         capture.enabled = False
         capture.forget_windows()

@@ -35,6 +35,9 @@ class Binder(Protocol):
     def applied(self, module: ModuleType) -> None:
         """Called once the patches for one of `modules` are in place; what goes wrong here is logged."""
 
+    def removed(self) -> None:
+        """Called at `uninstall`, after the patches have been undone: put back what was changed besides them."""
+
     def notes(self) -> list[str]:
         """What a user should know about the state of this binder right now; shown by ``status()``."""
 

@@ -46,6 +46,15 @@ class Runtime(Protocol):
     def set_device(self, device: int) -> None:
         """Make the device current for the calling thread."""
 
+    def order(self, first: int, then: int, device: int) -> None:
+        """Make one stream wait for all that has been launched on another so far, as an event between them does.
+
+        Args:
+            first: the handle of the stream that is waited for.
+            then: the handle of the stream that waits.
+            device: the index of the device of both.
+        """
+
     def capture_state(self, handle: int) -> CaptureState:
         """Whether the stream captures. The handle must belong to a living stream."""
 

@@ -240,6 +240,9 @@ class Simulator(Runtime):
     def set_device(self, device: int) -> None:
         self._thread.device = self._known(device)
 
+    def order(self, first: int, then: int, device: int) -> None:
+        self._at(then).wait_stream(self._at(first))
+
     def capture_state(self, handle: int) -> CaptureState:
         """Whether the stream captures. The legacy stream does not, and asking does no harm (measured).
 

@@ -9,6 +9,7 @@ not invalidate it.
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from ..errors import NoCudaError
 from . import NOT_CAPTURING, CaptureState
 
 _ACTIVE, _INVALIDATED = 1, 2
+_cuda: Any = torch.cuda  # partly untyped
 
 
 class TorchCuda:
@@ -42,6 +44,12 @@ class TorchCuda:
     def device_count(self) -> int:
         return self._devices
 
+    def order(self, first: int, then: int, device: int) -> None:
+        event = _cuda.Event()
+        with torch.cuda.device(device):
+            event.record(_stream(first, device))
+            event.wait(_stream(then, device))
+
     def capture_state(self, handle: int) -> CaptureState:
         status, capture = ctypes.c_int(0), ctypes.c_uint64(0)
         result = self._capture_info(handle, ctypes.byref(status), ctypes.byref(capture), None, None, None)
@@ -50,3 +58,8 @@ class TorchCuda:
         if result != 0 or status.value not in (_ACTIVE, _INVALIDATED):
             return NOT_CAPTURING
         return CaptureState(capture.value, status.value == _ACTIVE)
+
+
+def _stream(handle: int, device: int) -> Any:
+    # torch.cuda.ExternalStream(0) hands out a new stream of the pool before torch 2.13.
+    return _cuda.ExternalStream(handle, device) if handle else _cuda.default_stream(device)

@@ -132,6 +132,12 @@ class FakeBinder:
             Patch(module.Kernel, "make", wrap, static=True),
         ]
 
+    def applied(self, module: ModuleType) -> None:
+        pass
+
+    def removed(self) -> None:
+        pass
+
     def notes(self) -> list[str]:
         return ["a note"]
 

@@ -146,7 +146,13 @@ class TestInstall:
     def test_two_binders_may_wait_for_the_same_module(self, library, fake_binder, monkeypatch):
         """Each is applied once, although the hook of a module is registered twice."""
         second = SimpleNamespace(
-            name="second", packages={}, modules=fake_binder.modules, patches=lambda module: [], notes=list
+            name="second",
+            packages={},
+            modules=fake_binder.modules,
+            patches=lambda module: [],
+            applied=lambda module: None,
+            removed=lambda: None,
+            notes=list,
         )
         monkeypatch.setitem(settings.BINDERS, "second", "streamshim_unit_second_binder")
         monkeypatch.setitem(sys.modules, "streamshim_unit_second_binder", SimpleNamespace(binder=second))

@@ -62,6 +62,9 @@ class CuteBinder:
 
             plans.plan_what_exists(JitCompiledFunction)
 
+    def removed(self) -> None:
+        """Nothing but patches was put in place."""
+
     def notes(self) -> list[str]:
         """What a user should know."""
         if importlib.util.find_spec("tvm_ffi") is not None:
