@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import gate, ledger, runtime
-from .binders.cute import environment
+from .binders import tvm_ffi_environment as environment
 from .binders.cute.handles import stream_object
 from .binders.cute.slots import is_stream_annotation
 from .callsite import user_site

@@ -126,6 +126,11 @@ def mode() -> Mode:
     return _mode
 
 
+def binds() -> bool:
+    """Whether launches are bound in the mode in force: in bind and strict, not in check."""
+    return _binds
+
+
 def resolve(given: int, device: int, launch: Launch, argument: str = "") -> int:
     """The handle that a launch is to use.
 

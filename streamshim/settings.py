@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 #: The binders that exist, by the name used in ``only=`` and ``skip=``, with the module that holds each.
-BINDERS: Mapping[str, str] = {"cute": "streamshim.binders.cute"}
+BINDERS: Mapping[str, str] = {
+    "cute": "streamshim.binders.cute",
+    "tvm_ffi": "streamshim.binders.tvm_ffi",
+}
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")

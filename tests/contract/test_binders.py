@@ -147,7 +147,7 @@ class TestBinderContract:
         quoted = re.findall(r"``([^`]+)``", text)
         # ``Class(Suffix).method`` stands for both classes.
         stated = {re.sub(r"\(.*?\)", "", q) for q in quoted} | {re.sub(r"[()]", "", q) for q in quoted}
-        missing = [t.words for t in targets_of(name) if not any(t.words.endswith(f".{s}") for s in stated)]
+        missing = [t.words for t in targets_of(name) if not any(f".{t.words}".endswith(f".{s}") for s in stated)]
         assert missing == []
         assert "ends when" in text
         assert re.search(r"version|tested", text)
@@ -190,13 +190,19 @@ class TestBinderContract:
         """One half of a binder would bind some launches and not others."""
         # What is inherited as well is not gone when it is deleted.
         checked = [
-            t for t in targets_of(name) if t.raw is not _MISSING and not hasattr(super(t.owner, t.owner), t.name)
+            t
+            for t in targets_of(name)
+            if t.raw is not _MISSING and not (isinstance(t.owner, type) and hasattr(super(t.owner, t.owner), t.name))
         ]
         assert checked
         for gone in checked:
             with monkeypatch.context() as patched:
                 patched.delattr(gone.owner, gone.name)
                 before = snapshot(targets_of(name))
+                binder = binders.load(name)
+                asked = [p.target for m in binder.modules for p in binder.patches(importlib.import_module(m))]
+                if gone.words not in asked:
+                    continue  # not every version has it, and the binder does without
                 streamshim.install()
                 (mine,) = [b for b in streamshim.status().binders if b.name == name]
                 assert (mine.state, mine.reason, mine.patched) == ("off", f"{gone.words} does not exist", [])
@@ -249,7 +255,7 @@ class TestPatches:
             assert (ours.__name__, ours.__qualname__, ours.__doc__, ours.__module__) == (
                 original.__name__, original.__qualname__, original.__doc__, original.__module__
             )  # fmt: skip
-            assert inspect.signature(ours) == inspect.signature(original)
+            assert signature_of(ours) == signature_of(original)
             assert isinstance(target.raw, staticmethod) is target.static
 
     def test_wrapped_before_us_by_someone_else(self, name):
@@ -367,14 +373,23 @@ class StandIn:
         return 0
 
 
+def signature_of(function: Any) -> inspect.Signature | None:
+    """None for a function of C that does not tell."""
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        return None
+
+
 def call_with_stand_ins(target: Target) -> tuple[list[StandIn], Any]:
     """Call a target with an object for each argument that it requires; returns these and what it returned."""
+    signature = signature_of(target.function)
     required = [
         p
-        for p in inspect.signature(target.function).parameters.values()
+        for p in (signature.parameters.values() if signature is not None else ())
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    passed = [StandIn() for _ in required]
+    passed = [StandIn() for _ in required] if signature is not None else [StandIn()]
     return passed, target.function(*passed)
 
 

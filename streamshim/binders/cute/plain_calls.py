@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import gate, runtime
-from . import devices, environment
+from .. import tvm_ffi_environment as environment
+from . import devices
 from .handles import address_of, by_address
 from .plans import ATTRIBUTE, execution_args_of, plan_of
 from .slots import Plan

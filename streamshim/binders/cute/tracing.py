@@ -19,7 +19,8 @@ from typing import Any
 from ... import gate, runtime
 from ...callsite import Site, user_site
 from ...settings import Mode
-from . import devices, environment, slots
+from .. import tvm_ffi_environment as environment
+from . import devices, slots
 
 #: ``_cudaGetDevice`` is the DSL runtime's own and is there in every engine; ``TVMFFIEnvGetStream`` is libtvm_ffi's
 #: public C interface (tvm/ffi/extra/c_env_api.h), where 2 is kDLCUDA.

@@ -11,7 +11,8 @@ from typing import Any
 
 from ... import gate
 from ...streams import handle_of
-from . import devices, environment, handles
+from .. import tvm_ffi_environment as environment
+from . import devices, handles
 from .plans import plan_of
 from .slots import Plan
 
