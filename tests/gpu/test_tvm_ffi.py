@@ -40,7 +40,9 @@ void add_one_at(int64_t x, int64_t out, int64_t n) {
 
 int64_t environment_stream(int64_t device) { return reinterpret_cast<int64_t>(environment(static_cast<int>(device))); }
 
-void after_a_tensor_on_the_cpu(tvm::ffi::TensorView ignored, int64_t x, int64_t out, int64_t n) { add_one_at(x, out, n); }
+void after_a_tensor_on_the_cpu(tvm::ffi::TensorView ignored, int64_t x, int64_t out, int64_t n) {
+  add_one_at(x, out, n);
+}
 """
 
 
