@@ -14,8 +14,8 @@ import torch
 
 from . import gate, ledger, runtime
 from .binders import tvm_ffi_environment as environment
-from .binders.cute.handles import stream_object
 from .binders.cute.slots import is_stream_annotation
+from .binders.stream_objects import stream_object
 from .callsite import user_site
 from .errors import CompiledInCaptureError, CompiledInCaptureWarning
 from .gate import Launch

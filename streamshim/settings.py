@@ -11,6 +11,8 @@ from enum import Enum
 BINDERS: Mapping[str, str] = {
     "cute": "streamshim.binders.cute",
     "tvm_ffi": "streamshim.binders.tvm_ffi",
+    "cuda_bindings": "streamshim.binders.cuda_bindings",
+    "cuda_core": "streamshim.binders.cuda_core",
 }
 
 _TRUE = ("1", "true", "yes", "on")

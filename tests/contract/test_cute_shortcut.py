@@ -14,7 +14,8 @@ import pytest
 
 import streamshim
 from streamshim import binders, gate, runtime
-from streamshim.binders.cute import devices, handles
+from streamshim.binders import stream_objects
+from streamshim.binders.cute import devices
 from streamshim.binders.cute.plans import ATTRIBUTE
 from streamshim.binders.cute.slots import Plan, Slot
 from streamshim.gate import Launch
@@ -156,4 +157,4 @@ def test_a_default_stream_becomes_the_current_one(make_kernel, given):
     tensor = Tensor()
     ran, args, kwargs = make_kernel(with_stream())(tensor, given)
     assert (ran, args[0], kwargs) == ("ran", tensor, {})
-    assert args[1] is handles.stream_object(STREAM)
+    assert args[1] is stream_objects.stream_object(STREAM)

@@ -12,8 +12,8 @@ from typing import Any
 
 from ... import gate, runtime
 from .. import tvm_ffi_environment as environment
+from ..stream_objects import address_of, by_address
 from . import devices
-from .handles import address_of, by_address
 from .plans import ATTRIBUTE, execution_args_of, plan_of
 from .slots import Plan
 

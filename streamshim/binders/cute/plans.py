@@ -65,7 +65,7 @@ def plan_of(compiled: Any) -> Plan:
             launch = Launch(
                 launch.what, False, "it was compiled before streamshim.install(), without a stream", (_INSTALL_FIRST,)
             )
-        plan = Plan(found, launch)
+        plan = Plan(found, launch, tensor=_annotated_tensor(compiled, execution_args))
         _attach(compiled, execution_args, plan)
     return plan
 
@@ -82,6 +82,14 @@ def plan_what_exists(compiled_function: type) -> None:
                 plan_of(candidate)
             except Exception:
                 logger.debug("streamshim: no plan for a compiled function of unknown shape", exc_info=True)
+
+
+def _annotated_tensor(compiled: Any, execution_args: Any) -> int:
+    """The place of a first argument annotated as a tensor; -1 if there is none, or the DSL's ``__call__`` does more."""
+    if execution_args is None or not _is_direct(compiled, execution_args):
+        return -1
+    types = execution_args._meta.annotated_types
+    return 0 if types and getattr(types[0], "__name__", "") == "Tensor" else -1
 
 
 def _place_of_tensor(values: list[Any]) -> int:

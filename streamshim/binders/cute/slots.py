@@ -16,7 +16,7 @@ from typing import Any
 
 from ...gate import Launch
 from ...streams import handle_of, is_stream_like
-from .handles import stream_object
+from ..stream_objects import stream_object
 
 _STREAM_TYPES = ("CUstream", "cudaStream_t")
 #: Distinguishes "no default" from a default of None.

@@ -11,8 +11,9 @@ from typing import Any
 
 from ... import gate
 from ...streams import handle_of
+from .. import stream_objects
 from .. import tvm_ffi_environment as environment
-from . import devices, handles
+from . import devices
 from .plans import plan_of
 from .slots import Plan
 
@@ -40,11 +41,11 @@ def call_with_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
                 place = plan.only
                 if 0 <= place < len(args) and gate.active:
                     value = args[place]
-                    exact = type(value) is handles.stream_type
+                    exact = type(value) is stream_objects.stream_type
                     given = int(value) if exact else handle_of(value, plan.slots[0].name)
                     handle = gate.resolve(given, tensor.get_device(), plan.launch, plan.slots[0].name)
                     if handle != given or not exact:
-                        args = (*args[:place], handles.stream_object(handle), *args[place + 1 :])
+                        args = (*args[:place], stream_objects.stream_object(handle), *args[place + 1 :])
                     return run(*args, **kwargs)
         return _call(original, self, plan, args, kwargs)
 

@@ -1,9 +1,10 @@
-"""Handles as the objects that CuTe DSL accepts: exact ``CUstream`` objects, one for each handle, never freed.
+"""Handles as exact ``CUstream`` objects, one for each handle, never freed.
 
-The DSL finds an argument's adapter by exact type, so a subclass, a torch stream or None is silently dropped or
+CuTe DSL finds an argument's adapter by exact type, so a subclass, a torch stream or None is silently dropped or
 misread; and a plain compiled function receives the *address* of the object's storage, which callers keep in cached
 argument lists. Objects that live for ever make both safe, and make it possible to recognise a stream among the
-addresses of such a list (there are as many objects as the process has streams: dozens).
+addresses of such a list (there are as many objects as the process has streams: dozens). cuda.bindings takes the same
+objects without converting them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,106 @@
+"""cuda.core: ``launch`` follows torch's current stream.
+
+``cuda.core.launch`` calls the driver from C, below ``cuda.bindings``, so it needs a patch of its own. It takes a
+stream first: a ``cuda.core.Stream`` (default streams have the handles 0, 1 and 2), a graph builder, or any object with
+``__cuda_stream__``. A graph builder is its own capture on its own stream, and is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from .. import gate, runtime
+from ..gate import Launch
+from ..patching import Patch
+from ..settings import Mode
+from ..streams import handle_of
+from .holders import Holders
+
+
+class CudaCoreBinder:
+    """The binder of cuda.core.
+
+    It patches ``cuda.core._launcher.launch``, and replaces its copies, of which ``cuda.core.launch`` is the first
+    (`holders`). Needed because there is no launch without a stream, and the default streams are the obvious ones to
+    pass. Tested versions: cuda-core 1.2.2; `packages` has the range. It ends when cuda.core takes torch's current
+    stream for a default one.
+
+    ``Buffer.copy_to``, ``Buffer.copy_from``, ``Buffer.fill`` and allocations by memory resources are methods of types
+    that cannot be patched: they go to the stream that they are given.
+    """
+
+    name = "cuda_core"
+    packages: Mapping[str, str] = MappingProxyType({"cuda-core": ">=0.5,<1.3"})
+    modules = ("cuda.core._launcher",)
+
+    def __init__(self) -> None:
+        self._holders = Holders()
+
+    def patches(self, module: ModuleType) -> list[Patch]:
+        """The patch on ``launch``."""
+        return [Patch(module, "launch", _launch)]
+
+    def applied(self, module: ModuleType) -> None:
+        """Replace ``cuda.core.launch`` and what else was imported by name before."""
+        self._holders.take(module, [vars(module)["launch"]])
+
+    def removed(self) -> None:
+        """Give the original back to whoever holds the replacement."""
+        self._holders.give_back()
+
+    def notes(self) -> list[str]:
+        """What a user should know."""
+        return self._holders.notes("cuda.core")
+
+
+binder = CudaCoreBinder()
+
+_LAUNCH = Launch("cuda.core.launch")
+_WHERE = "cuda.core.launch, argument 'stream'"
+
+
+class TorchStream:
+    """A handle as an object that ``launch`` accepts."""
+
+    __slots__ = ("_answer",)
+
+    def __init__(self, handle: int) -> None:
+        self._answer = (0, handle)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol: its version, and the handle."""
+        return self._answer
+
+
+_streams: dict[int, TorchStream] = {}
+#: Whether a type is cuda.core's graph builder.
+_builders: dict[type, bool] = {}
+
+
+def _launch(original: Callable[..., Any]) -> Callable[..., Any]:
+    def launch(*args: Any, **kwargs: Any) -> Any:
+        # Without a config and a kernel it is the original's to complain.
+        if not gate.active or len(args) + len(kwargs) < 3 or (not args and "stream" not in kwargs):
+            return original(*args, **kwargs)
+        stream = args[0] if args else kwargs["stream"]
+        kind = type(stream)
+        if _builders.get(kind) or (kind not in _builders and _is_builder(kind)):
+            return original(*args, **kwargs)
+        given = handle_of(stream, _WHERE)
+        handle = gate.resolve(given, runtime.get().current_device(), _LAUNCH, "stream")
+        if handle == given and (hasattr(kind, "__cuda_stream__") or gate.mode() is Mode.CHECK):
+            return original(*args, **kwargs)
+        bound = _streams.get(handle) or _streams.setdefault(handle, TorchStream(handle))
+        if args:
+            return original(bound, *args[1:], **kwargs)
+        return original(**{**kwargs, "stream": bound})
+
+    return launch
+
+
+def _is_builder(kind: type) -> bool:
+    found = any(c.__name__ == "GraphBuilder" and c.__module__.startswith("cuda.core") for c in kind.__mro__)
+    _builders[kind] = found
+    return found
