@@ -15,12 +15,16 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .allowance import allow
+    from .binders.ctypes_.api import bind, load, unbind
+    from .binders.ctypes_.stream_type import Stream
     from .compiler import compile
     from .errors import (
         AlreadyInstalledError,
         BinderError,
+        CaptureInvalidatedError,
         CompiledInCaptureError,
         CompiledInCaptureWarning,
+        HostSyncError,
         NoCudaError,
         RescuedLaunchWarning,
         StreamShimError,
@@ -34,43 +38,55 @@ if TYPE_CHECKING:
 _HOMES = {
     "AlreadyInstalledError": "errors",
     "BinderError": "errors",
+    "CaptureInvalidatedError": "errors",
     "CompiledInCaptureError": "errors",
     "CompiledInCaptureWarning": "errors",
+    "HostSyncError": "errors",
     "Installation": "installer",
     "Mode": "settings",
     "NoCudaError": "errors",
     "RescuedLaunchWarning": "errors",
     "Status": "report",
+    "Stream": "binders.ctypes_.stream_type",
     "StreamShimError": "errors",
     "StreamShimWarning": "errors",
     "WrongStreamError": "errors",
     "allow": "allowance",
+    "bind": "binders.ctypes_.api",
     "compile": "compiler",
     "current_handle": "installer",
     "install": "installer",
+    "load": "binders.ctypes_.api",
     "status": "installer",
+    "unbind": "binders.ctypes_.api",
     "uninstall": "installer",
 }
 
 __all__ = [
     "AlreadyInstalledError",
     "BinderError",
+    "CaptureInvalidatedError",
     "CompiledInCaptureError",
     "CompiledInCaptureWarning",
+    "HostSyncError",
     "Installation",
     "Mode",
     "NoCudaError",
     "RescuedLaunchWarning",
     "Status",
+    "Stream",
     "StreamShimError",
     "StreamShimWarning",
     "WrongStreamError",
     "__version__",
     "allow",
+    "bind",
     "compile",
     "current_handle",
     "install",
+    "load",
     "status",
+    "unbind",
     "uninstall",
 ]
 

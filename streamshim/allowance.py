@@ -1,23 +1,28 @@
-"""`allow`: a region in which launches that the rule would refuse or rescue go where the caller sent them."""
+"""`allow`: a region in which what would be refused inside a capture is let through."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ContextDecorator
 
-KINDS = ("launch",)
+KINDS = ("launch", "sync")
 
 _open = threading.local()
+#: Called when a region of a kind is entered (True) and left (False); the guards of captures put themselves here.
+on_change: dict[str, Callable[[bool], None]] = {}
 
 
 class allow(ContextDecorator):
     """A way out, as context manager and decorator; per thread, and it can be nested.
 
-    Inside, a launch that the rule would refuse or rescue is left alone: it goes to the stream that the caller gave,
-    and is counted in `status`. What the rule binds (a default-class stream outside check mode) is still bound.
+    Inside ``allow("launch")``, a launch that the rule would refuse or rescue is left alone: it goes to the stream that
+    the caller gave. What the rule binds (a default-class stream outside check mode) is still bound. Inside
+    ``allow("sync")``, a host synchronisation in a capture is not refused; whether CUDA allows it is another question.
+    What was let through is counted in `status`.
 
     Args:
-        what: "launch".
+        what: "launch" or "sync".
         reason: why this is right; shown by whoever reads the code, and required so that somebody thinks about it.
 
     Raises:
@@ -32,16 +37,20 @@ class allow(ContextDecorator):
         if what not in KINDS:
             raise ValueError(f"what is {what!r}; allowed values: {', '.join(map(repr, KINDS))}")
         if not isinstance(reason, str) or not reason.strip():
-            raise ValueError("reason is empty; say in a few words why this launch may stay outside the graph")
+            raise ValueError("reason is empty; say in a few words why this is right")
         self.what = what
         self.reason = reason
 
     def __enter__(self) -> allow:
         setattr(_open, self.what, getattr(_open, self.what, 0) + 1)
+        if self.what in on_change:
+            on_change[self.what](True)
         return self
 
     def __exit__(self, *exc: object) -> None:
         setattr(_open, self.what, getattr(_open, self.what) - 1)
+        if self.what in on_change:
+            on_change[self.what](False)
 
 
 def covers(what: str) -> bool:

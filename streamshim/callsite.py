@@ -52,6 +52,17 @@ def user_site() -> Site:
     return _site(innermost) if innermost is not None else UNKNOWN
 
 
+def site_of_traceback(error: BaseException) -> Site | None:
+    """The innermost line outside `MACHINERY` in the traceback of an exception; None if it has none."""
+    found, step = None, error.__traceback__
+    while step is not None:
+        if found is None or not _is_machinery(step.tb_frame):
+            frame = step.tb_frame
+            found = Site(_short(frame.f_code.co_filename), step.tb_lineno, frame.f_code.co_name)
+        step = step.tb_next
+    return found
+
+
 def _is_machinery(frame: FrameType) -> bool:
     name = str(frame.f_globals.get("__name__", ""))
     if name.partition(".")[0] in MACHINERY:

@@ -46,6 +46,20 @@ _captured_by: dict[int, int] = {}
 enabled = False
 #: Called before a capture begins; an exception keeps it from beginning.
 before_begin: list[Callable[[], None]] = []
+#: Told when a capture has begun, and before it ends (see `guards`).
+guards: list[Any] = []
+#: Given the window and torch's error when a capture has failed; returns what is raised instead, or None.
+explain: Callable[[Window, BaseException], BaseException | None] | None = None
+
+
+def any_open() -> bool:
+    """Whether torch has a capture open in this process."""
+    return bool(_windows)
+
+
+def window(capture: int) -> Window | None:
+    """The window of a capture that torch has open, by the driver's id."""
+    return _windows.get(capture)
 
 
 def open_windows() -> list[Window]:
@@ -93,9 +107,10 @@ def _capture_begin(original: Callable[..., Any]) -> Callable[..., Any]:
         if state:
             mode = kwargs.get("capture_error_mode") or (args[1] if len(args) > 1 else "global")
             _captured_by[id(self)] = state.id
-            _windows[state.id] = Window(
-                state.id, stream, device, user_site(), threading.current_thread().name, str(mode)
-            )
+            thread = threading.current_thread().name
+            opened = _windows[state.id] = Window(state.id, stream, device, user_site(), thread, str(mode))
+            for guard in guards:
+                guard.opened(opened)
         return result
 
     return capture_begin
@@ -105,13 +120,22 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
     def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not enabled:
             return original(self, *args, **kwargs)
+        closing = _windows.get(_captured_by.get(id(self), 0))
+        if closing is not None:
+            for guard in reversed(guards):
+                guard.closing(closing)
         try:
             result = original(self, *args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             # torch refuses to end a capture under another current stream; the capture goes on then.
-            window = _windows.get(_captured_by.get(id(self), 0))
-            if window is None or runtime.get().capture_state(window.stream).id != window.id:
+            if closing is None or runtime.get().capture_state(closing.stream).id != closing.id:
                 _close(self)
+                explained = explain(closing, error) if explain is not None and closing is not None else None
+                if explained is not None:
+                    raise explained from error
+            else:
+                for guard in guards:
+                    guard.opened(closing)
             raise
         _close(self)
         return result

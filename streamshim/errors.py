@@ -2,6 +2,8 @@
 
     StreamShimError                 root of all errors
     ├── WrongStreamError            a launch would escape the capture, or land in another one
+    ├── HostSyncError               the host would wait for the device inside a capture (also a RuntimeError)
+    ├── CaptureInvalidatedError     a capture was lost; raised from torch's error (also a RuntimeError)
     ├── CompiledInCaptureError      strict mode: a kernel was compiled inside a capture
     ├── BinderError                 a binder could not be applied, and the user must know
     ├── AlreadyInstalledError       install() again with other settings
@@ -56,24 +58,103 @@ class LaunchReport:
     remedy: tuple[str, ...]
 
     def __str__(self) -> str:
-        source = self.site.source
         rows = [
             ("launch", self.launch),
-            ("called at", str(self.site) + (f"\n{source}" if source else "")),
+            ("called at", _with_source(self.site)),
             ("stream given", self.given),
             ("stream expected", self.expected),
             ("capturing", self.capture),
             ("streamshim mode", self.mode),
         ]
-        lines = [self.headline, ""]
-        for label, text in rows:
-            first, *rest = text.splitlines()
-            lines.append(f"  {label:<16} {first}")
-            lines += [f"  {'':<16}     {line}" for line in rest]
-        lines += ["", *_wrapped(self.why), "What to do:"]
-        for step in self.remedy:
-            lines += _wrapped(step, "  * ", "    ")
-        return "\n".join(lines)
+        return _rendered(self.headline, rows, self.why, self.remedy)
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """A host synchronisation that was refused.
+
+    Attributes:
+        operation: what was called, in the user's words.
+        site: the user's line.
+        capture: what is capturing, in words.
+        mode: the mode in force.
+        remedy: what to do, one line each.
+    """
+
+    operation: str
+    site: Site
+    capture: str
+    mode: str
+    remedy: tuple[str, ...]
+
+    def __str__(self) -> str:
+        rows = [
+            ("operation", self.operation),
+            ("called at", _with_source(self.site)),
+            ("capturing", self.capture),
+            ("streamshim mode", self.mode),
+        ]
+        return _rendered(
+            f"Host sync refused inside a CUDA graph capture: {self.operation}, at {self.site}.",
+            rows,
+            "The host would wait for work that is only being recorded, which CUDA does not allow: the capture would be "
+            "lost. Nothing has been touched, and the capture is still valid.",
+            (*self.remedy, "If it is known to be harmless: with streamshim.allow('sync', reason='...')."),
+        )
+
+
+@dataclass(frozen=True)
+class LostCaptureReport:
+    """A capture that was lost.
+
+    Attributes:
+        code: the number of CUDA's error.
+        meaning: what it means.
+        culprits: what is known of who did it, most likely first.
+        site: the line of the first error inside the capture, if there was one.
+        capture: the capture, in words.
+        remedy: what to do, one line each.
+    """
+
+    code: int
+    meaning: str
+    culprits: tuple[str, ...]
+    site: Site | None
+    capture: str
+    remedy: tuple[str, ...]
+
+    def __str__(self) -> str:
+        unknown = "not seen: a call below Python (a library, a C++ extension, another thread), or a swallowed error"
+        rows = [
+            ("capture", self.capture),
+            ("CUDA error", f"{self.code}: {self.meaning}"),
+            ("cause", "\n".join(self.culprits) or unknown),
+        ]
+        if self.site is not None:
+            rows.append(("raised at", _with_source(self.site)))
+        return _rendered(
+            "The CUDA graph capture was lost" + (f" at {self.site}." if self.site is not None else "."),
+            rows,
+            "The graph cannot be used. The process can capture again.",
+            self.remedy,
+        )
+
+
+def _with_source(site: Site) -> str:
+    source = site.source
+    return str(site) + (f"\n{source}" if source else "")
+
+
+def _rendered(headline: str, rows: list[tuple[str, str]], why: str, remedy: tuple[str, ...]) -> str:
+    lines = [headline, ""]
+    for label, text in rows:
+        first, *rest = text.splitlines()
+        lines.append(f"  {label:<16} {first}")
+        lines += [f"  {'':<16}     {line}" for line in rest]
+    lines += ["", *_wrapped(why), "What to do:"]
+    for step in remedy:
+        lines += _wrapped(step, "  * ", "    ")
+    return "\n".join(lines)
 
 
 def _wrapped(text: str, first: str = "", later: str = "") -> list[str]:
@@ -90,6 +171,30 @@ class WrongStreamError(StreamShimError):
     """
 
     def __init__(self, report: LaunchReport) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+class HostSyncError(StreamShimError, RuntimeError):
+    """A host synchronisation by a capturing thread was refused before CUDA was touched: the capture is still valid.
+
+    Attributes:
+        report: the `SyncReport` that is the text of the error.
+    """
+
+    def __init__(self, report: SyncReport) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+class CaptureInvalidatedError(StreamShimError, RuntimeError):
+    """A capture was lost, and this says why, as far as is known; torch's own error is its ``__cause__``.
+
+    Attributes:
+        report: the `LostCaptureReport` that is the text of the error.
+    """
+
+    def __init__(self, report: LostCaptureReport) -> None:
         super().__init__(str(report))
         self.report = report
 

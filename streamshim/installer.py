@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable, Iterable
 from types import ModuleType
 
-from . import binders, capture, gate, imports, ledger, runtime
+from . import allowance, binders, capture, gate, imports, ledger, runtime
 from ._version import __version__
 from .errors import AlreadyInstalledError, BinderError
+from .guards import forks, lost, sync_mode, syncs
 from .patching import Patch, PatchSet
 from .report import BinderStatus, Status
 from .settings import BINDERS, Mode, Settings
@@ -19,7 +20,9 @@ from .settings import BINDERS, Mode, Settings
 logger = logging.getLogger("streamshim")
 
 _TORCH_GRAPHS = "torch.cuda.graphs"
+_TORCH_CUDA = "torch.cuda"
 _CAPTURES = "torch captures"
+_WAITS = "torch waits"
 
 _lock = threading.RLock()
 _active: _State | None = None
@@ -137,7 +140,11 @@ def install(
         gate.set_mode(settings.mode)
         capture.enabled = True
         capture.before_begin[:] = [_insist]
+        capture.guards[:] = [forks.Forks(), syncs.HostSyncs(), sync_mode.SyncMode()]
+        capture.explain = lost.explained
+        allowance.on_change["sync"] = sync_mode.on_allow
         imports.when_imported(_TORCH_GRAPHS, _bind_torch)
+        imports.when_imported(_TORCH_CUDA, _bind_waits)
         for module in modules:
             imports.when_imported(module, _bind)
         if state.problems and (settings.mode is Mode.STRICT or settings.only is not None):
@@ -165,7 +172,10 @@ def uninstall() -> None:
         capture.enabled = False
         capture.forget_windows()
         capture.before_begin.clear()
-        for module in (_TORCH_GRAPHS, *_modules(state.settings)):
+        capture.guards.clear()
+        capture.explain = None
+        allowance.on_change.clear()
+        for module in (_TORCH_GRAPHS, _TORCH_CUDA, *_modules(state.settings)):
             imports.forget(module)
 
 
@@ -181,7 +191,11 @@ def status() -> Status:
             mode=str(settings.mode if _active is not None else Mode.OFF),
             source=settings.source,
             reason="" if _active is not None else _why_not(settings),
-            captures_unseen=_active.problems.get(_CAPTURES, "") if _active is not None else "",
+            captures_unseen="; ".join(
+                _active.problems[name] for name in (_CAPTURES, _WAITS) if name in _active.problems
+            )
+            if _active is not None
+            else "",
             torch=str(getattr(torch, "__version__", "?")) if torch is not None else None,
             binders=[_binder_status(name, settings) for name in BINDERS],
             captures=[capture.describe(window.id) for window in capture.open_windows()],
@@ -229,6 +243,12 @@ def _bind_torch(module: ModuleType) -> None:
     with _lock:
         if _active is not None:
             _active.apply(_CAPTURES, lambda: capture.patches(module.CUDAGraph))
+
+
+def _bind_waits(module: ModuleType) -> None:
+    with _lock:
+        if _active is not None:
+            _active.apply(_WAITS, lambda: [*syncs.patches(module), *forks.patches(module)])
 
 
 def _insist() -> None:

@@ -1,0 +1,21 @@
+"""Guards watch a capture from its begin to its end: what would break it is refused, and what broke it is named.
+
+`syncs` refuses host synchronisation, `sync_mode` arms torch's own check, `forks` remembers the line that forked a
+stream into a capture, `lost` explains a capture that was lost all the same.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..capture import Window
+
+
+class Guard(Protocol):
+    """What `capture.guards` holds; an exception in one of these is the guard's own fault, and goes to the user."""
+
+    def opened(self, window: Window) -> None:
+        """A capture has just begun, on this thread."""
+
+    def closing(self, window: Window) -> None:
+        """A capture is about to end; also called for one that has been invalidated."""
