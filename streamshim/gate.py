@@ -98,8 +98,15 @@ def _first_question(device: int) -> int:
     return current_handle(device)
 
 
+def _first_device() -> int:
+    """The same for `current_device`."""
+    connect(runtime.get())
+    return current_device()
+
+
 #: What the launch path reads. Rebound as a whole by `connect` and `set_mode`, never mutated.
 current_handle: Callable[[int], int] = _first_question
+current_device: Callable[[], int] = _first_device
 _mode: Mode = Mode.OFF
 _binds = False
 active = False
@@ -110,8 +117,9 @@ _warned: dict[Any, Any] = {}
 
 def connect(new: runtime.Runtime | None) -> None:
     """Ask this runtime from now on; None: ask torch, found at the next question."""
-    global current_handle
+    global current_handle, current_device
     current_handle = new.current_handle if new is not None else _first_question
+    current_device = new.current_device if new is not None else _first_device
 
 
 def set_mode(mode: Mode) -> None:

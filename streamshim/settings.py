@@ -13,6 +13,7 @@ BINDERS: Mapping[str, str] = {
     "tvm_ffi": "streamshim.binders.tvm_ffi",
     "cuda_bindings": "streamshim.binders.cuda_bindings",
     "cuda_core": "streamshim.binders.cuda_core",
+    "ctypes": "streamshim.binders.ctypes_",
 }
 
 _TRUE = ("1", "true", "yes", "on")
@@ -98,6 +99,11 @@ class Settings:
             chosen, source = Mode.STRICT, "STREAMSHIM_STRICT"
         else:
             chosen, source = Mode.BIND, "default"
+        if env.get("STREAMSHIM_CTYPES"):
+            # Wrong syntax is told here; the binder reads it again when it is applied.
+            from .binders.ctypes_.environment import patterns_from
+
+            patterns_from(env)
         disabled = f"STREAMSHIM_DISABLE={env['STREAMSHIM_DISABLE']}" if _flag(env, "STREAMSHIM_DISABLE") else ""
         return cls(chosen, _names(only, "only"), _names(skip, "skip") or frozenset(), disabled, source)
 

@@ -7,6 +7,7 @@ ecosystem only from inside functions that run after the user has imported it.
 from __future__ import annotations
 
 import importlib
+import platform
 from collections.abc import Mapping
 from importlib import metadata
 from types import ModuleType
@@ -49,7 +50,9 @@ def load(name: str) -> Binder:
 
 
 def version_of(package: str) -> str | None:
-    """The installed version of a distribution, or None."""
+    """The installed version of a distribution, or None; that of the interpreter for "python"."""
+    if package == "python":
+        return platform.python_version()
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

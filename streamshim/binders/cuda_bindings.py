@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType, NoneType
 from typing import Any
 
-from .. import gate, runtime
+from .. import gate
 from ..errors import WrongStreamError
 from ..gate import Launch
 from ..patching import Patch
@@ -95,35 +95,19 @@ def _maker(module: ModuleType, name: str, function: Function) -> Callable[[Calla
     launch = Launch(f"{module.__name__}.{name}")
     if name == BY_CONFIG:
         return lambda original: _by_config(original, module, function, launch)
+    if name == "cuLaunchKernel" and function == DRIVER[name]:
+        return lambda original: _launch_kernel(original, module, function, launch)
     return lambda original: _by_argument(original, module, function, launch)
 
 
 def _by_argument(original: Callable[..., Any], module: Any, function: Function, launch: Launch) -> Callable[..., Any]:
     """The replacement of a function whose stream is an argument of its own."""
     argument, place, count = function.argument, function.place, function.count
-    after = place + 1
     where = f"{launch.what}, argument {argument!r}"
-    stream_type = sys.modules["cuda.bindings.driver"].CUstream
-    # What the original takes as it is; all else that can be a stream is converted.
-    native = frozenset({int, NoneType, stream_type, getattr(module, "cudaStream_t", stream_type)})
-    resolve, question = gate.resolve, runtime.get
+    native = _native_types(module)
 
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != count or not gate.active:
-            return rare(args, kwargs)
-        value = args[place]
-        kind = type(value)
-        given = int(value) if kind is stream_type else handle_of(value, where)
-        try:
-            handle = resolve(given, question().current_device(), launch, argument)
-        except WrongStreamError as error:
-            raise _named(error, function, args, {}) from None
-        if handle != given or (kind not in native and gate.mode() is not Mode.CHECK):
-            return original(*args[:place], stream_object(handle), *args[after:])
-        return original(*args)
-
-    def rare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The stream given by keyword, or a call that the original itself refuses."""
+        # With any other number of arguments it is the original's to complain.
         if not gate.active or len(args) + len(kwargs) != count:
             return original(*args, **kwargs)
         if place < len(args):
@@ -134,18 +118,87 @@ def _by_argument(original: Callable[..., Any], module: Any, function: Function, 
             return original(*args, **kwargs)
         given = handle_of(value, where)
         try:
-            handle = resolve(given, question().current_device(), launch, argument)
+            handle = gate.resolve(given, gate.current_device(), launch, argument)
         except WrongStreamError as error:
             raise _named(error, function, args, kwargs) from None
-        if handle != given or (type(value) not in native and gate.mode() is not Mode.CHECK):
-            bound = stream_object(handle)
-            if place < len(args):
-                args = (*args[:place], bound, *args[after:])
-            else:
-                kwargs = {**kwargs, argument: bound}
-        return original(*args, **kwargs)
+        if handle == given and (type(value) in native or gate.mode() is Mode.CHECK):
+            return original(*args, **kwargs)
+        bound = stream_object(handle)
+        if place < len(args):
+            arguments = [*args]
+            arguments[place] = bound
+            return original(*arguments, **kwargs)
+        return original(*args, **{**kwargs, argument: bound})
 
     return replacement
+
+
+def _native_types(module: Any) -> frozenset[type]:
+    """The types of streams that the functions of a module take as they are; all others are converted."""
+    stream_type = sys.modules["cuda.bindings.driver"].CUstream
+    return frozenset({int, NoneType, stream_type, getattr(module, "cudaStream_t", stream_type)})
+
+
+_ABSENT: Any = object()
+#: The parameters of ``cuLaunchKernel``, as `_launch_kernel` spells them out.
+_LAUNCH_KERNEL = (
+    "f", "gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes", "hStream",
+    "kernelParams", "extra",
+)  # fmt: skip
+
+
+def _launch_kernel(original: Callable[..., Any], module: Any, function: Function, launch: Launch) -> Callable[..., Any]:
+    """`_by_argument` for ``cuLaunchKernel``, with the parameters spelt out: copying a tuple of eleven costs more than
+    all the rest."""
+    rare = _by_argument(original, module, function, launch)
+    stream_type = module.CUstream
+
+    def replacement(
+        f: Any = _ABSENT,
+        gridDimX: Any = _ABSENT,
+        gridDimY: Any = _ABSENT,
+        gridDimZ: Any = _ABSENT,
+        blockDimX: Any = _ABSENT,
+        blockDimY: Any = _ABSENT,
+        blockDimZ: Any = _ABSENT,
+        sharedMemBytes: Any = _ABSENT,
+        hStream: Any = _ABSENT,
+        kernelParams: Any = _ABSENT,
+        extra: Any = _ABSENT,
+        *more: Any,
+        **others: Any,
+    ) -> Any:
+        if extra is _ABSENT or more or others or not gate.active:
+            given = -1
+        elif type(hStream) is stream_type:
+            given = int(hStream)
+        elif hStream is None:
+            given = 0
+        else:
+            given = hStream if type(hStream) is int and hStream < 1 << 64 else -1
+        if given < 0:
+            values = (f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream)
+            return rare(*_as_called((*values, kernelParams, extra), others), *more, **others)
+        try:
+            handle = gate.resolve(given, gate.current_device(), launch, "hStream")
+        except WrongStreamError as error:
+            raise _named(error, function, (f,), {}) from None
+        if handle != given:
+            hStream = stream_object(handle)
+        return original(
+            f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams,
+            extra,
+        )  # fmt: skip
+
+    return replacement
+
+
+def _as_called(values: tuple[Any, ...], others: dict[str, Any]) -> tuple[Any, ...]:
+    """The leading arguments that were given; those behind a gap came by keyword, and are added to ``others``."""
+    count = next((i for i, value in enumerate(values) if value is _ABSENT), len(values))
+    behind = zip(_LAUNCH_KERNEL[count:], values[count:], strict=True)
+    others.update({name: value for name, value in behind if value is not _ABSENT})
+    return values[:count]
 
 
 def _by_config(original: Callable[..., Any], module: Any, function: Function, launch: Launch) -> Callable[..., Any]:
@@ -160,7 +213,7 @@ def _by_config(original: Callable[..., Any], module: Any, function: Function, la
             return original(*args, **kwargs)
         given = int(config.hStream)
         try:
-            handle = gate.resolve(given, runtime.get().current_device(), launch, "config.hStream")
+            handle = gate.resolve(given, gate.current_device(), launch, "config.hStream")
         except WrongStreamError as error:
             raise _named(error, function, args, kwargs) from None
         if handle != given:
@@ -178,7 +231,12 @@ class _ConfigLayout(ctypes.Structure):
     """``CUlaunchConfig`` of cuda.h; the same since CUDA 11.8."""
 
     _fields_ = [
-        *((f"{what}Dim{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "XYZ"),
+        ("gridDimX", ctypes.c_uint),
+        ("gridDimY", ctypes.c_uint),
+        ("gridDimZ", ctypes.c_uint),
+        ("blockDimX", ctypes.c_uint),
+        ("blockDimY", ctypes.c_uint),
+        ("blockDimZ", ctypes.c_uint),
         ("sharedMemBytes", ctypes.c_uint),
         ("hStream", ctypes.c_void_p),
         ("attrs", ctypes.c_void_p),
@@ -195,7 +253,7 @@ def check_layout(config_type: Any) -> None:
     Raises:
         LookupError: if not.
     """
-    known = [name for name, _ in _ConfigLayout._fields_]
+    known = [field[0] for field in _ConfigLayout._fields_]
     found = {n for n in dir(config_type) if not n.startswith("_") and not callable(getattr(config_type, n))}
     if found != set(known):
         raise LookupError(f"CUlaunchConfig has the fields {', '.join(sorted(found))}")

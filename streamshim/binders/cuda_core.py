@@ -7,11 +7,12 @@ stream first: a ``cuda.core.Stream`` (default streams have the handles 0, 1 and 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from .. import gate, runtime
+from .. import gate
 from ..gate import Launch
 from ..patching import Patch
 from ..settings import Mode
@@ -52,7 +53,10 @@ class CudaCoreBinder:
 
     def notes(self) -> list[str]:
         """What a user should know."""
-        return self._holders.notes("cuda.core")
+        notes = self._holders.notes("cuda.core")
+        if "cuda.core.experimental._launcher" in sys.modules:
+            notes.append("cuda.core before 0.5, whose launch is cuda.core.experimental.launch, is not bound")
+        return notes
 
 
 binder = CudaCoreBinder()
@@ -89,7 +93,7 @@ def _launch(original: Callable[..., Any]) -> Callable[..., Any]:
         if _builders.get(kind) or (kind not in _builders and _is_builder(kind)):
             return original(*args, **kwargs)
         given = handle_of(stream, _WHERE)
-        handle = gate.resolve(given, runtime.get().current_device(), _LAUNCH, "stream")
+        handle = gate.resolve(given, gate.current_device(), _LAUNCH, "stream")
         if handle == given and (hasattr(kind, "__cuda_stream__") or gate.mode() is Mode.CHECK):
             return original(*args, **kwargs)
         bound = _streams.get(handle) or _streams.setdefault(handle, TorchStream(handle))
