@@ -6,9 +6,21 @@ import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
 
+from .callsite import Site, user_site
+
 KINDS = ("launch", "sync")
 
-_open = threading.local()
+
+class _Thread(threading.local):
+    """The regions that are open on this thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.regions: list[allow] = []
+
+
+_thread = _Thread()
+#: The lines that regions with ``first_only`` have let through already, in this process.
+_used: set[tuple[str, Site]] = set()
 #: Called when a region of a kind is entered (True) and left (False); the guards of captures put themselves here.
 on_change: dict[str, Callable[[bool], None]] = {}
 
@@ -24,6 +36,8 @@ class allow(ContextDecorator):
     Args:
         what: "launch" or "sync".
         reason: why this is right; shown by whoever reads the code, and required so that somebody thinks about it.
+        first_only: let each line through once in the life of the process (say, for a lazy initialisation); the second
+            time it is refused.
 
     Raises:
         ValueError: if ``what`` is something else, or ``reason`` is empty.
@@ -33,26 +47,38 @@ class allow(ContextDecorator):
         ...     telemetry_kernel(x, telemetry_stream)
     """
 
-    def __init__(self, what: str, *, reason: str) -> None:
+    def __init__(self, what: str, *, reason: str, first_only: bool = False) -> None:
         if what not in KINDS:
             raise ValueError(f"what is {what!r}; allowed values: {', '.join(map(repr, KINDS))}")
         if not isinstance(reason, str) or not reason.strip():
             raise ValueError("reason is empty; say in a few words why this is right")
         self.what = what
         self.reason = reason
+        self.first_only = first_only
 
     def __enter__(self) -> allow:
-        setattr(_open, self.what, getattr(_open, self.what, 0) + 1)
+        _thread.regions.append(self)
         if self.what in on_change:
             on_change[self.what](True)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        setattr(_open, self.what, getattr(_open, self.what) - 1)
+        _thread.regions.remove(self)
         if self.what in on_change:
             on_change[self.what](False)
 
 
-def covers(what: str) -> bool:
-    """Whether the calling thread is inside a region that allows this."""
-    return getattr(_open, what, 0) > 0
+def covers(what: str, site: Site | None = None) -> bool:
+    """Whether the calling thread is inside a region that allows this, for a line of the user's.
+
+    Args:
+        what: "launch" or "sync".
+        site: the user's line, which a region with ``first_only`` lets through once; found out if it is needed.
+    """
+    for region in _thread.regions:
+        if region.what == what:
+            line = (what, site or user_site())
+            if not (region.first_only and line in _used):
+                _used.add(line)
+                return True
+    return False

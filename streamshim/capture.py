@@ -149,5 +149,8 @@ def _close(graph: Any) -> None:
 
 def forget_windows() -> None:
     """Forget every capture; for `uninstall`, after which nobody tells when one ends."""
+    for left in _windows.values():
+        for guard in reversed(guards):
+            guard.closing(left)
     _windows.clear()
     _captured_by.clear()

@@ -174,7 +174,7 @@ def _resolve_rare(given: int, current: int, device: int, launch: Launch, argumen
     if verdict is Verdict.BIND:
         return current
     site = user_site()
-    if allowance.covers("launch"):
+    if allowance.covers("launch", site):
         ledger.add(ledger.Event("allowed launch", launch.what, site, given, current, current_capture.id))
         return given
     report = _report(verdict, given, current, device, current_capture, launch, argument, site)

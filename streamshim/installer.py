@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import sys
@@ -284,6 +285,16 @@ def _refuse_conflict(now: Settings, new: Settings, mode: object, only: object, s
 def _said(value: Mode | frozenset[str] | None) -> str:
     """A setting as the user would write it."""
     return str(sorted(value)) if isinstance(value, frozenset) else str(value)
+
+
+def _tell_allowed() -> None:
+    """At the end of a process in strict mode: which exceptions were made use of."""
+    allowed = dict.fromkeys(f"{e.kind}: {e.what}, at {e.site}" for e in ledger.events() if e.kind.startswith("allowed"))
+    if _active is not None and _active.settings.mode is Mode.STRICT and allowed:
+        logger.warning("streamshim: allowed in this process:\n  %s", "\n  ".join(allowed))
+
+
+atexit.register(_tell_allowed)
 
 
 def _why_not(settings: Settings) -> str:

@@ -135,7 +135,7 @@ def refuse(operation: Operation, cause: BaseException | None = None) -> None:
     site = user_site()
     window = _capturing()
     capture_id = window.id if window is not None else 0
-    if cause is None and allowance.covers("sync"):
+    if cause is None and allowance.covers("sync", site):
         ledger.add(ledger.Event("allowed sync", operation.words, site, 0, 0, capture_id))
         return
     report = SyncReport(operation.words, site, capture.describe(capture_id), str(gate.mode()), operation.remedy)

@@ -7,6 +7,9 @@ import threading
 import pytest
 
 from streamshim.allowance import allow, covers
+from streamshim.callsite import Site
+
+LINE = Site("model.py", 40, "forward")
 
 
 def region():
@@ -14,47 +17,47 @@ def region():
 
 
 def test_a_region_covers_its_block_only():
-    assert not covers("launch")
+    assert not covers("launch", LINE)
     with region() as entered:
-        assert covers("launch")
+        assert covers("launch", LINE)
         assert (entered.what, entered.reason) == ("launch", "telemetry")
-    assert not covers("launch")
+    assert not covers("launch", LINE)
 
 
 def test_a_region_ends_with_an_exception_too():
     with pytest.raises(KeyError), region():
         raise KeyError
-    assert not covers("launch")
+    assert not covers("launch", LINE)
 
 
 def test_regions_nest():
     with region():
         with region():
-            assert covers("launch")
-        assert covers("launch")
-    assert not covers("launch")
+            assert covers("launch", LINE)
+        assert covers("launch", LINE)
+    assert not covers("launch", LINE)
 
 
 def test_one_region_can_be_entered_again_and_inside_itself():
     again = region()
     with again:
         with again:
-            assert covers("launch")
-        assert covers("launch")
-    assert not covers("launch")
+            assert covers("launch", LINE)
+        assert covers("launch", LINE)
+    assert not covers("launch", LINE)
     with again:
-        assert covers("launch")
+        assert covers("launch", LINE)
 
 
 def test_a_decorated_function_is_covered_while_it_runs():
     @region()
     def telemetry(x, *, depth=0):
         """Its docstring."""
-        return (x, covers("launch"), telemetry(x, depth=depth - 1) if depth else None)
+        return (x, covers("launch", LINE), telemetry(x, depth=depth - 1) if depth else None)
 
     assert telemetry(1, depth=1) == (1, True, (1, True, None))
     assert (telemetry.__name__, telemetry.__doc__) == ("telemetry", "Its docstring.")
-    assert not covers("launch")
+    assert not covers("launch", LINE)
 
 
 def test_a_decorated_function_that_raises_leaves_the_region():
@@ -64,7 +67,7 @@ def test_a_decorated_function_that_raises_leaves_the_region():
 
     with pytest.raises(KeyError):
         fails()
-    assert not covers("launch")
+    assert not covers("launch", LINE)
 
 
 def test_threads_do_not_see_each_other():
@@ -73,12 +76,12 @@ def test_threads_do_not_see_each_other():
     def with_region():
         with region():
             inside.wait()
-            seen["with"] = covers("launch")
+            seen["with"] = covers("launch", LINE)
             inside.wait()
 
     def without_region():
         inside.wait()
-        seen["without"] = covers("launch")
+        seen["without"] = covers("launch", LINE)
         inside.wait()
 
     threads = [threading.Thread(target=f) for f in (with_region, without_region)]
@@ -92,7 +95,7 @@ def test_threads_do_not_see_each_other():
 def test_a_thread_started_inside_is_not_covered():
     seen = []
     with region():
-        thread = threading.Thread(target=lambda: seen.append(covers("launch")))
+        thread = threading.Thread(target=lambda: seen.append(covers("launch", LINE)))
         thread.start()
         thread.join()
     assert seen == [False]
@@ -115,3 +118,22 @@ def test_a_reason_is_required(reason):
 def test_a_reason_cannot_be_left_out():
     with pytest.raises(TypeError, match="reason"):
         allow("launch")
+
+
+def test_first_only_lets_each_line_through_once():
+    first, second = Site("lazy.py", 1, "build"), Site("lazy.py", 2, "build")
+    for _ in range(2):
+        with allow("sync", reason="lazy initialisation", first_only=True):
+            seen = [covers("sync", first), covers("sync", first), covers("sync", second)]
+    assert seen == [False, False, False]
+    with allow("sync", reason="lazy initialisation", first_only=True), allow("sync", reason="always"):
+        assert covers("sync", first)
+    with allow("launch", reason="another kind", first_only=True):
+        assert covers("launch", first)
+        assert not covers("launch", first)
+
+
+def test_kinds_do_not_cover_each_other():
+    with allow("sync", reason="a test"):
+        assert covers("sync", LINE)
+        assert not covers("launch", LINE)
