@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType, NoneType
 from typing import Any
@@ -20,7 +21,7 @@ from ..gate import Launch
 from ..patching import Patch
 from ..settings import Mode
 from ..streams import handle_of
-from .cuda_functions import BY_CONFIG, DRIVER, ESSENTIAL, RUNTIME, TABLES, Function, Kind
+from .cuda_functions import BY_CONFIG, DRIVER, ESSENTIAL, TABLES, Function, Kind
 from .holders import Holders
 from .stream_objects import stream_object
 
@@ -30,13 +31,13 @@ class CudaBindingsBinder:
 
     The functions below are module attributes, and are replaced by plain functions. Names that other modules imported
     before are replaced as well (`holders`). Needed because the stream is whatever number the caller passes, most often
-    0. Tested versions: cuda-bindings 13.4.4; `packages` has the range. A function that the installed version does not
-    have is left out, unless it is one without which the module is unknown. It ends when cuda-python takes torch's
-    current stream where none is given.
+    0. Tested versions, without a GPU: cuda-bindings 12.8.0, 12.9.4, 13.0.3, 13.3.1 and 13.4.4. A function that the
+    installed version does not have is left out, unless it is one without which the module is unknown. It ends when
+    cuda-python takes torch's current stream where none is given.
     """
 
     name = "cuda_bindings"
-    packages: Mapping[str, str] = MappingProxyType({"cuda-bindings": ">=12.8,<13.6"})
+    packages: Mapping[str, str] = MappingProxyType({"cuda-bindings": ">=12.8,<13.5"})
     modules = tuple(TABLES)
 
     def __init__(self) -> None:
@@ -67,8 +68,10 @@ class CudaBindingsBinder:
         return self._holders.notes("cuda.bindings")
 
 
-CudaBindingsBinder.__doc__ = f"{CudaBindingsBinder.__doc__}\n    Targets: " + ", ".join(
-    f"``{module}.{name}``" for module, table in TABLES.items() for name in table
+# The list is data, and is shown by help() with the rest.
+_LISTED = ", ".join(f"``{module}.{name}``" for module, table in TABLES.items() for name in table)
+CudaBindingsBinder.__doc__ = f"{CudaBindingsBinder.__doc__}\n" + textwrap.fill(
+    f"Targets: {_LISTED}.", 116, initial_indent="    ", subsequent_indent="    ", break_long_words=False
 )
 
 binder = CudaBindingsBinder()
@@ -299,6 +302,3 @@ def _kernel_name(kernel: Any) -> str:
         return bytes(name).decode() if int(status) == 0 else ""
     except Exception:  # noqa: BLE001, a name is a courtesy
         return ""
-
-
-__all__ = ["DRIVER", "RUNTIME", "CudaBindingsBinder", "binder"]

@@ -25,8 +25,8 @@ class CudaCoreBinder:
 
     It patches ``cuda.core._launcher.launch``, and replaces its copies, of which ``cuda.core.launch`` is the first
     (`holders`). Needed because there is no launch without a stream, and the default streams are the obvious ones to
-    pass. Tested versions: cuda-core 1.2.2; `packages` has the range. It ends when cuda.core takes torch's current
-    stream for a default one.
+    pass. Tested versions, without a GPU: cuda-core 0.5.1, 0.7.0, 1.0.1 and 1.2.2. It ends when cuda.core takes torch's
+    current stream for a default one.
 
     ``Buffer.copy_to``, ``Buffer.copy_from``, ``Buffer.fill`` and allocations by memory resources are methods of types
     that cannot be patched: they go to the stream that they are given.

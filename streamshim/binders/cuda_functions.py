@@ -1,7 +1,7 @@
 """Which functions of ``cuda.bindings`` take a stream, and where: data for the binder `cuda_bindings`.
 
-Read from cuda-bindings 13.4.4. Versions differ in what exists and in a few signatures; what the installed one says of
-its own parameters wins over the numbers here.
+Read from cuda-bindings 13.4.4; 12.8 to 13.3 say the same, and lack a few. What the installed version says of its own
+parameters wins over the numbers here.
 
 Left out on purpose: events, waits and semaphores, which are the edges between streams (``cuEventRecord``,
 ``cuStreamWaitEvent``, ``cuStreamWaitValue32``, ``cuStreamBatchMemOp``, ``cuSignalExternalSemaphoresAsync`` ...); what

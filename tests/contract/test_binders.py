@@ -199,7 +199,10 @@ class TestBinderContract:
             for t in targets_of(name)
             if t.raw is not _MISSING and not (isinstance(t.owner, type) and hasattr(super(t.owner, t.owner), t.name))
         ]
-        assert checked
+        if name == "ctypes":
+            assert checked == []  # its only target is a constructor, which every class inherits
+        else:
+            assert checked
         for gone in checked:
             with monkeypatch.context() as patched:
                 patched.delattr(gone.owner, gone.name)

@@ -288,10 +288,13 @@ import sys
 from streamshim import gate, runtime
 class Fake:
     def current_handle(self, device): return 0x7000
+    def current_device(self): return 3
 before = "torch" in sys.modules
 runtime.use(Fake())
 gate.connect(None)
 handle = gate.resolve(0x7000, 0, gate.Launch("kernel"))
 print(before, handle == 0x7000, gate.current_handle.__func__ is Fake.current_handle)
+gate.connect(None)
+print(gate.current_device(), gate.current_device.__func__ is Fake.current_device)
 """
-    assert run_python(code) == "False True True\n"
+    assert run_python(code) == "False True True\n3 True\n"

@@ -1,0 +1,57 @@
+"""ctypes: functions of shared objects that the user names follow torch's current stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from ...patching import Patch
+from . import registry
+
+
+class CtypesBinder:
+    """The binder of functions that are called through ctypes.
+
+    A shared object does not say which of its functions launch kernels; the user does (`streamshim.bind`). Nothing is
+    patched for all of ctypes but this, which does no more than look whether there are patterns:
+
+    ==================  ==============================================================================================
+    ``CDLL.__init__``    a library that is loaded later may match a file name pattern (tested: CPython 3.10 to 3.13)
+    ==================  ==============================================================================================
+
+    Besides, a library that is bound gets a ``__call__`` on its own class of functions, and a lone function pointer a
+    class of its own (`hooks`). It ends when ctypes has a hook for calls and one for loading, or when nobody needs
+    patterns and everybody declares ``streamshim.Stream``.
+    """
+
+    name = "ctypes"
+    packages: Mapping[str, str] = MappingProxyType({"python": ">=3.10,<3.14"})
+    modules = ("ctypes",)
+
+    def patches(self, module: ModuleType) -> list[Patch]:
+        """The patch on the class of all libraries."""
+        return [Patch(module.CDLL, "__init__", _load_and_look)]
+
+    def applied(self, module: ModuleType) -> None:
+        """Bind what was named before."""
+        registry.apply()
+
+    def removed(self) -> None:
+        """Put libraries and function pointers back as they were; what was named is remembered."""
+        registry.withdraw()
+
+    def notes(self) -> list[str]:
+        """What is bound, and what could not be."""
+        return registry.notes()
+
+
+def _load_and_look(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        registry.loaded(self)
+
+    return __init__
+
+
+binder = CtypesBinder()

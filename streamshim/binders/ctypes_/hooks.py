@@ -1,0 +1,150 @@
+"""Python's way into ctypes calls: a ``__call__`` on the class of a library's functions, or of one function pointer.
+
+Every `ctypes.CDLL` object makes a class of its own, on which all of its functions are instances, so a ``__call__`` set
+there reaches functions fetched before and after, and no other library. A lone function pointer shares its class with
+every other one of the same signature, so it gets a subclass of its own instead: it stays the same object, and its
+``argtypes``, ``restype``, ``errcheck`` and paramflags stay in it. C code that is handed such a pointer calls the C
+function itself.
+
+Versions: CPython 3.10 to 3.13.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from ... import gate
+from ...patching import Patch
+from .calls import Path
+from .values import FunctionPointer
+
+
+class LibraryHook:
+    """The ``__call__`` on the class of a library's functions.
+
+    Attributes:
+        paths: from a function's name to the way its calls take. Changed by whoever binds, read by every call; while it
+            is empty, every call passes.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.paths: dict[str, Path] = {}
+        # Neither the class nor what is set on it leads back to the library, which may be collected.
+        self._patch = Patch(library._FuncPtr, "__call__", _call_by_name(self.paths, weakref.ref(library)))
+        self._is_applied = False
+
+    def apply(self) -> None:
+        """Put it in place, unless it is there already: also where someone else has wrapped it since."""
+        if not self._is_applied:
+            self._patch.apply()
+            self._is_applied = True
+
+    def undo(self) -> bool:
+        """Take it away; False if someone else has wrapped it since. Theirs stays then, and ours passes through."""
+        self.paths.clear()
+        if self._is_applied and self._patch.undo():
+            self._is_applied = False
+        return not self._is_applied
+
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether someone else has wrapped or replaced it."""
+        return self._is_applied and not self._patch.in_place
+
+
+#: The code of what `_call_by_name` makes, to recognise it by.
+_ours: set[Any] = set()
+
+
+def _call_by_name(paths: dict[str, Path], library: weakref.ref[Any]) -> Callable[..., Any]:
+    find = paths.get
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __call__(*call: Any, **kwargs: Any) -> Any:
+            try:
+                path = find(call[0].__name__)
+            except AttributeError:
+                path = _by_address(call[0], paths, library()) if paths else None
+            if path is None or not gate.active:
+                return original(*call, **kwargs)
+            return path(original, call, kwargs)
+
+        _ours.add(__call__.__code__)
+        return __call__
+
+    return make
+
+
+def _by_address(function: Any, paths: dict[str, Path], library: Any) -> Path | None:
+    """For objects of the library's class that were not fetched from the library, which gives them their name."""
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    for name, path in list(paths.items()):
+        if library is not None and ctypes.cast(library._FuncPtr((name, library)), ctypes.c_void_p).value == address:
+            return path
+    return None
+
+
+class PointerHook:
+    """The ``__call__`` of one function pointer.
+
+    Attributes:
+        path: the way its calls take; None lets them pass.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.path: Path | None = None
+        self._base = type(function)
+        self._class: Any = _subclass(self._base, _call_of(self, _below_ours(self._base.__call__)))
+        self._ours = vars(self._class)["__call__"]
+
+    def apply(self, function: Any) -> None:
+        """Give the function its own class, if it has not got it."""
+        if type(function) is self._base:
+            function.__class__ = self._class
+
+    def undo(self, function: Any) -> bool:
+        """Give it the class that it had; False if someone else has wrapped ours since, which passes through then."""
+        self.path = None
+        if self.is_wrapped(function):
+            return False
+        if type(function) is self._class:
+            function.__class__ = self._base
+        return True
+
+    def is_wrapped(self, function: Any) -> bool:
+        """Whether someone else has wrapped or replaced it."""
+        return type(function) is not self._base and (
+            type(function) is not self._class or vars(self._class).get("__call__") is not self._ours
+        )
+
+
+def _below_ours(call: Any) -> Any:
+    """What a library's class has below our ``__call__``: a function that is bound by itself asks the rule by itself."""
+    while getattr(call, "__code__", None) in _ours:
+        call = call.__wrapped__
+    return call
+
+
+def _call_of(hook: PointerHook, original: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(*call: Any, **kwargs: Any) -> Any:
+        path = hook.path
+        if path is None or not gate.active:
+            return original(*call, **kwargs)
+        return path(original, call, kwargs)
+
+    return __call__
+
+
+def _subclass(base: Any, call: Callable[..., Any]) -> Any:
+    """A subclass that ctypes treats as the base: what it reads from the class has to be said again."""
+    said = {name: getattr(base, name) for name in ("_flags_", "_restype_", "_argtypes_") if hasattr(base, name)}
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    return type(base)(base.__name__, (base,), {**said, **names, "__slots__": (), "__call__": call})
+
+
+def is_function(value: Any) -> bool:
+    """Whether this is a function pointer of ctypes."""
+    return isinstance(value, FunctionPointer)

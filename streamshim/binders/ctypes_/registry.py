@@ -1,0 +1,410 @@
+"""What is bound: libraries, lone function pointers, and file name patterns; and putting it in place and away.
+
+What a user binds is remembered, whether anything is installed or not: it takes effect at ``install()``, is taken away
+by ``uninstall()``, and comes back at the next ``install()``. Only weak references to libraries and functions are kept.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import PurePath
+from typing import Any
+
+from . import tables
+from .calls import path_of
+from .environment import VARIABLE, patterns_from
+from .hooks import LibraryHook, PointerHook
+from .specs import Spec
+
+logger = logging.getLogger("streamshim")
+
+
+@dataclass(eq=False)
+class Library:
+    """A library of which functions are bound.
+
+    Attributes:
+        ref: the library.
+        label: its file name, for messages.
+        asked: what was said about the library itself.
+        matched: what was said about a pattern that it matches.
+    """
+
+    ref: weakref.ref[Any]
+    label: str
+    asked: dict[str, Spec] = field(default_factory=dict)
+    matched: dict[str, Spec] = field(default_factory=dict)
+    hook: LibraryHook | None = None
+
+    @property
+    def specs(self) -> dict[str, Spec]:
+        return {**self.matched, **self.asked}
+
+    def update(self) -> None:
+        """Put in place what is asked for, and no more."""
+        library = self.ref()
+        if library is None:
+            return
+        specs = self.specs if applied else {}
+        if not specs:
+            if self.hook is not None and self.hook.undo():
+                self.hook = None
+            return
+        if self.hook is None:
+            self.hook = LibraryHook(library)
+        self.hook.apply()
+        # In two steps, since others call while this changes: a function that stays bound is bound all the time.
+        self.hook.paths.update({name: path_of(spec, f"{self.label}: {name}") for name, spec in specs.items()})
+        for name in [name for name in self.hook.paths if name not in specs]:
+            del self.hook.paths[name]
+
+
+@dataclass(eq=False)
+class Pointer:
+    """A lone function pointer that is bound."""
+
+    ref: weakref.ref[Any]
+    label: str
+    spec: Spec | None
+    hook: PointerHook | None = None
+
+    def update(self) -> None:
+        """Put in place what is asked for."""
+        function = self.ref()
+        if function is None:
+            return
+        if applied and self.spec is not None:
+            self.hook = self.hook or PointerHook(function)
+            self.hook.path = path_of(self.spec, self.label)
+            self.hook.apply(function)
+        elif self.hook is not None and self.hook.undo(function):
+            self.hook = None
+
+
+@dataclass(eq=False)
+class Pattern:
+    """A file name pattern.
+
+    Attributes:
+        text: the pattern.
+        specs: the functions; empty: those of `tables`.
+        matches: how many libraries have matched since this was put in place.
+        remarks: what went wrong with them, in words.
+    """
+
+    text: str
+    specs: dict[str, Spec]
+    matches: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+
+_lock = threading.RLock()
+#: Whether the binder is in place.
+applied = False
+_libraries: dict[int, Library] = {}
+_pointers: dict[int, Pointer] = {}
+_asked: dict[str, Pattern] = {}
+_from_environment: dict[str, Pattern] = {}
+#: All patterns in force; read without the lock whenever ctypes loads a library.
+_patterns: tuple[Pattern, ...] = ()
+
+
+def add_library(library: Any, functions: Mapping[str, Spec]) -> None:
+    """Bind functions of a library.
+
+    Raises:
+        AttributeError: if the library has no function of that name.
+        ValueError: if one of them is bound already, in another way.
+    """
+    with _lock:
+        entry = _libraries.get(id(library)) or Library(_forgetting(library, _libraries), label_of(library))
+        missing = sorted(repr(name) for name in functions if not has(library, name))
+        if missing:
+            raise AttributeError(f"{entry.label} has no function {', '.join(missing)}; nothing was bound")
+        _refuse_conflict(entry.label, entry.specs, functions)
+        single = _single(library._FuncPtr, functions, entry.label)
+        entry.asked.update(functions)
+        _libraries[id(library)] = entry
+        for key, pointer in single:
+            _drop_pointer(key, pointer)
+        entry.update()
+
+
+def add_pointer(function: Any, spec: Spec) -> None:
+    """Bind one function pointer.
+
+    Raises:
+        ValueError: if it is bound already, in another way.
+    """
+    with _lock:
+        label = label_of_function(function)
+        known = _pointers.get(id(function))
+        owner = _owner(function)
+        if known is not None and known.spec is not None:
+            _refuse_conflict("", {label: known.spec}, {label: spec})
+            return
+        name = getattr(function, "__name__", "")
+        if owner is not None and name in owner.specs:
+            _refuse_conflict(owner.label, owner.specs, {name: spec})
+            return
+        if known is None:
+            known = _pointers[id(function)] = Pointer(_forgetting(function, _pointers), label, spec)
+        known.spec = spec
+        known.update()
+
+
+def add_pattern(text: str, functions: Mapping[str, Spec]) -> None:
+    """Bind functions of every library whose file name matches, whether it is loaded already or later.
+
+    Raises:
+        ValueError: if one of them is bound for this pattern already, in another way.
+    """
+    with _lock:
+        known = _asked.get(text)
+        if known is None:
+            known = _asked[text] = Pattern(text, dict(functions))
+        else:
+            if bool(known.specs) is not bool(functions):
+                raise ValueError(f"the pattern {text!r} is bound already, once with and once without a map")
+            _refuse_conflict(f"the pattern {text!r}", known.specs, functions)
+            if functions.keys() <= known.specs.keys():
+                return
+            known.specs.update(functions)
+        _match_again()
+
+
+def remove_library(library: Any) -> None:
+    """Forget what was said about a library. ValueError if nothing was."""
+    with _lock:
+        entry = _libraries.get(id(library))
+        if entry is None or not entry.asked:
+            why = "only a pattern that it matches is: unbind that" if entry and entry.matched else "nothing of it is"
+            raise ValueError(f"target: {label_of(library)} is not bound ({why})")
+        entry.asked.clear()
+        _match_again()
+
+
+def remove_pointer(function: Any) -> None:
+    """Forget what was said about a function pointer. ValueError if nothing was."""
+    with _lock:
+        entry = _pointers.get(id(function))
+        if entry is None or entry.spec is None:
+            owner = _owner(function)
+            name = getattr(function, "__name__", "")
+            why = " by itself: unbind its library" if owner is not None and name in owner.specs else ""
+            raise ValueError(f"target: {label_of_function(function)} is not bound{why}")
+        _drop_pointer(id(function), entry)
+
+
+def remove_pattern(text: str) -> None:
+    """Forget a pattern. ValueError if nothing was said about it."""
+    with _lock:
+        if _asked.pop(text, None) is None:
+            source = f": {VARIABLE} says it" if text in _from_environment else ""
+            listed = ", ".join(map(repr, _asked)) or "none"
+            raise ValueError(f"target: the pattern {text!r} is not bound{source}; patterns that are: {listed}")
+        _match_again()
+
+
+def apply() -> None:
+    """Put everything in place, and read the environment."""
+    global applied
+    with _lock:
+        applied = True
+        _from_environment.clear()
+        _from_environment.update({text: Pattern(text, specs) for text, specs in patterns_from().items()})
+        for pointer in list(_pointers.values()):
+            pointer.update()
+        _match_again()
+
+
+def withdraw() -> None:
+    """Take everything away; what was bound is remembered, but for the environment."""
+    global applied
+    with _lock:
+        applied = False
+        _from_environment.clear()
+        for pointer in list(_pointers.values()):
+            pointer.update()
+        _match_again()
+
+
+def loaded(library: Any) -> None:
+    """Bind a library that ctypes has just loaded, if it matches a pattern. Never raises: this is the user's load."""
+    if not _patterns:
+        return
+    try:
+        with _lock:
+            entry = _match(library)
+            if entry is not None:
+                entry.update()
+    except Exception:
+        logger.exception("streamshim: could not bind %s", label_of(library))
+
+
+def notes() -> list[str]:
+    """What is bound, and what could not be, in words."""
+    with _lock:
+        said = []
+        for library in list(_libraries.values()):
+            names = sorted(library.specs) if library.ref() is not None else []
+            if names:
+                shown = ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:8])} and {len(names) - 8} more"
+                said.append(f"{library.label}: {shown}{'' if applied else ' (once installed)'}")
+            if library.hook is not None and library.hook.is_wrapped:
+                said.append(f"{library.label}: its functions' __call__ was replaced or wrapped by someone else")
+        for pointer in list(_pointers.values()):
+            if pointer.ref() is not None and pointer.spec is not None:
+                said.append(f"function pointer {pointer.label}{'' if applied else ' (once installed)'}")
+        for pattern in _patterns or _asked.values():
+            if not pattern.matches:
+                said.append(f"pattern {pattern.text!r}: no library loaded through ctypes matches so far")
+            said += pattern.remarks
+        return said
+
+
+def has(library: Any, name: str) -> bool:
+    """Whether the library has a function of this name; unlike ``hasattr`` it leaves nothing on the library."""
+    try:
+        library._FuncPtr((name, library))
+    except AttributeError:
+        return False
+    return True
+
+
+def label_of(library: Any) -> str:
+    """A library in words: its file name."""
+    name = getattr(library, "_name", None)
+    if isinstance(name, (str, bytes, os.PathLike)) and name:
+        return PurePath(os.fsdecode(name)).name
+    return "the main program"
+
+
+def label_of_function(function: Any) -> str:
+    """A function pointer in words: library and symbol, as far as the dynamic linker knows them."""
+    name = getattr(function, "__name__", None)
+    library = next((o for o in (function._objects or {}).values() if isinstance(o, ctypes.CDLL)), None)
+    if isinstance(name, str) and library is not None:
+        return f"{label_of(library)}: {name}"
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0
+    file, symbol = _linker_knows(address)
+    return f"{file or 'ctypes function'}: {symbol or name or hex(address)}"
+
+
+class _Found(ctypes.Structure):
+    """``Dl_info`` of dladdr(3)."""
+
+    _fields_ = [
+        ("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("symbol", ctypes.c_char_p), ("start", ctypes.c_void_p)
+    ]  # fmt: skip
+
+
+def _linker_knows(address: int) -> tuple[str, str]:
+    try:
+        dladdr = ctypes.CDLL(None).dladdr
+    except (OSError, AttributeError, TypeError):
+        return "", ""
+    found = _Found()
+    if not dladdr(ctypes.c_void_p(address), ctypes.byref(found)):
+        return "", ""
+    exact = found.symbol and found.start == address
+    return PurePath((found.file or b"").decode(errors="replace")).name, found.symbol.decode() if exact else ""
+
+
+def _match_again() -> None:
+    """Find the libraries of all patterns anew; a cold walk over everything that Python's collector knows."""
+    global _patterns
+    _patterns = (*_asked.values(), *_from_environment.values()) if applied else ()
+    for entry in list(_libraries.values()):
+        entry.matched.clear()
+    for pattern in (*_asked.values(), *_from_environment.values()):
+        pattern.matches = 0
+        pattern.remarks.clear()
+    if _patterns:
+        # Not isinstance, which asks proxies for their class and so may import or create what they stand for.
+        for found in [o for o in gc.get_objects() if issubclass(type(o), ctypes.CDLL)]:
+            if "_FuncPtr" in vars(found):
+                _match(found)
+    for entry in list(_libraries.values()):
+        entry.update()
+    _tidy()
+
+
+def _match(library: Any) -> Library | None:
+    """Note what the patterns say about a library; None if they say nothing."""
+    file, entry = label_of(library), _libraries.get(id(library))
+    for pattern in _patterns:
+        if not fnmatchcase(file, pattern.text):
+            continue
+        pattern.matches += 1
+        for name, spec in (pattern.specs or tables.functions_of(library)).items():
+            known = entry.specs.get(name, spec) if entry is not None else spec
+            if known != spec:
+                remark = f"{file}: {name} is bound with {known.said}, not as {pattern.text!r} says"
+            elif not has(library, name):
+                remark = f"{file} (matched by {pattern.text!r}) has no function {name!r}"
+            else:
+                if entry is None:
+                    entry = _libraries[id(library)] = Library(_forgetting(library, _libraries), file)
+                entry.matched[name] = spec
+                continue
+            if remark not in pattern.remarks:
+                pattern.remarks.append(remark)
+    return entry
+
+
+def _refuse_conflict(label: str, known: Mapping[str, Spec], new: Mapping[str, Spec]) -> None:
+    for name, spec in new.items():
+        if known.get(name, spec) != spec:
+            raise ValueError(
+                f"{label}{': ' if label else ''}{name} is bound already with {known[name].said}, and now with "
+                f"{spec.said}; call streamshim.unbind first, or leave it out"
+            )
+
+
+def _owner(function: Any) -> Library | None:
+    """The library whose own class the function is an object of, if it is one that is bound."""
+    for entry in list(_libraries.values()):
+        library = entry.ref()
+        if library is not None and isinstance(function, library._FuncPtr):
+            return entry
+    return None
+
+
+def _single(kind: type, functions: Mapping[str, Spec], label: str) -> list[tuple[int, Pointer]]:
+    """The function pointers of a library that are bound one by one and now with the library; refuses a conflict."""
+    found = []
+    for key, pointer in list(_pointers.items()):
+        function = pointer.ref()
+        name = getattr(function, "__name__", "")
+        if pointer.spec is not None and isinstance(function, kind) and name in functions:
+            _refuse_conflict(label, {name: pointer.spec}, {name: functions[name]})
+            found.append((key, pointer))
+    return found
+
+
+def _drop_pointer(key: int, pointer: Pointer) -> None:
+    pointer.spec = None
+    pointer.update()
+    if pointer.hook is None:
+        _pointers.pop(key, None)
+
+
+def _tidy() -> None:
+    """Forget libraries of which nothing is left, not even a replacement that could not be taken away."""
+    for key, entry in list(_libraries.items()):
+        if not entry.specs and entry.hook is None:
+            _libraries.pop(key, None)
+
+
+def _forgetting(value: Any, entries: dict[int, Any]) -> weakref.ref[Any]:
+    key = id(value)
+    return weakref.ref(value, lambda _: entries.pop(key, None))
