@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from typing import Any
 
 from ..capture import Window
@@ -69,7 +70,10 @@ def resume() -> None:
 
 
 def _apply() -> None:
-    _torch_c()._cuda_set_sync_debug_mode(_ERROR if _armed_for and not _paused else _before)
+    with warnings.catch_warnings():
+        # torch warns that its check is a prototype; who has asked for no more than install() need not know.
+        warnings.simplefilter("ignore")
+        _torch_c()._cuda_set_sync_debug_mode(_ERROR if _armed_for and not _paused else _before)
 
 
 def _torch_c() -> Any:

@@ -1,13 +1,14 @@
 """Which of torch's Python functions make the host wait for the device, in the user's words, and what to do instead.
 
-``ALWAYS`` means that the call waits for every CUDA tensor; ``SOMETIMES`` that it depends on the arguments: then torch's
-own check (`sync_mode`) decides, and its error is explained.
+``ALWAYS`` means that the call waits for every CUDA tensor; ``SOMETIMES`` that it depends on the arguments: then
+``waits`` decides where it can, and torch's own check (`sync_mode`) in a global capture, whose error is explained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 ALWAYS, SOMETIMES = "always", "sometimes"
 
@@ -43,11 +44,42 @@ class Operation:
         words: what it is, as the user knows it.
         when: `ALWAYS` or `SOMETIMES`.
         remedy: what to do, one line each.
+        waits: for `SOMETIMES`: whether a call with these arguments is known to wait.
     """
 
     words: str
     when: str
     remedy: tuple[str, ...]
+    waits: Callable[[tuple[Any, ...], dict[str, Any]], bool] | None = None
+
+
+def _on_device(value: Any) -> bool:
+    return getattr(value, "is_cuda", False) is True
+
+
+def _is_mask(index: Any) -> bool:
+    """Whether an index is, or contains, a mask on the device."""
+    if isinstance(index, tuple):
+        return any(map(_is_mask, index))
+    return _on_device(index) and str(index.dtype) in ("torch.bool", "torch.uint8")
+
+
+def _gets_by_mask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return len(args) == 2 and _on_device(args[0]) and _is_mask(args[1])
+
+
+def _sets_by_mask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    # A number is filled in without looking at the mask's size.
+    return len(args) == 3 and _is_mask(args[1]) and getattr(args[2], "ndim", 0) > 0 and _on_device(args[0])
+
+
+def _where_of_a_condition(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return len(args) == 1 and not kwargs and _on_device(args[0])
+
+
+def _repeats_by_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    repeats = args[1] if len(args) > 1 else kwargs.get("repeats", args[0] if args else None)
+    return _on_device(repeats) and kwargs.get("output_size") is None
 
 
 #: Methods of ``torch.Tensor``.
@@ -72,9 +104,11 @@ METHODS: Mapping[str, Operation] = {
     "unique": Operation("unique: its result's size must reach the host", ALWAYS, SIZE),
     "unique_consecutive": Operation("unique_consecutive: its result's size must reach the host", ALWAYS, SIZE),
     "bincount": Operation("bincount: its result's size must reach the host", ALWAYS, SIZE),
-    "repeat_interleave": Operation("repeat_interleave without output_size", SOMETIMES, SIZE),
-    "__getitem__": Operation("boolean-mask index: its result's size must reach the host", SOMETIMES, SIZE),
-    "__setitem__": Operation("assignment through a boolean mask", SOMETIMES, SIZE),
+    "repeat_interleave": Operation("repeat_interleave without output_size", SOMETIMES, SIZE, _repeats_by_tensor),
+    "__getitem__": Operation(
+        "boolean-mask index: its result's size must reach the host", SOMETIMES, SIZE, _gets_by_mask
+    ),
+    "__setitem__": Operation("assignment through a boolean mask", SOMETIMES, SIZE, _sets_by_mask),
     "index_put_": Operation("index_put_ with a boolean mask", SOMETIMES, SIZE),
     "equal": Operation("torch.equal of CUDA tensors", ALWAYS, COMPARE),
     "allclose": Operation("torch.allclose of CUDA tensors", ALWAYS, COMPARE),
@@ -90,7 +124,9 @@ FUNCTIONS: Mapping[str, Operation] = {
         "equal", "allclose", "is_nonzero", "multinomial",
     )
 } | {
-    "where": Operation("torch.where with a condition only: its result's size must reach the host", SOMETIMES, SIZE),
+    "where": Operation(
+        "torch.where with a condition only: its result's size must reach the host", SOMETIMES, SIZE, _where_of_a_condition
+    ),
     "tensor": Operation("torch.tensor from values on the host", SOMETIMES, COPY),
 }  # fmt: skip
 

@@ -111,7 +111,8 @@ def _naming(operation: Operation) -> Callable[[Callable[..., Any]], Callable[...
         def synchronising(*args: Any, **kwargs: Any) -> Any:
             if not gate.active or _is_compiling() or _capturing() is None:
                 return original(*args, **kwargs)
-            if always and args and getattr(args[0], "is_cuda", False):
+            known = always and bool(args) and getattr(args[0], "is_cuda", False) is True
+            if known or (operation.waits is not None and operation.waits(args, kwargs)):
                 refuse(operation)
             try:
                 return original(*args, **kwargs)
@@ -164,7 +165,8 @@ def _harms(operation: Operation, window: Window, args: tuple[Any, ...]) -> bool:
         return True
     target: Any = args[0] if args else None
     if hasattr(target, "cuda_event"):
-        return bool(target.cuda_event)  # an event that was never recorded has no handle, and waits for nothing
+        # An event that was never recorded has no handle, and waits for nothing.
+        return bool(target.cuda_event) and window.error_mode != "relaxed"
     handle = getattr(target, "cuda_stream", 0)
     if handle > LEGACY and runtime.get().capture_state(handle):
         return True

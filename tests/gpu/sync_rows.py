@@ -17,6 +17,7 @@ def rows():
     mask = torch.tensor([True, False] * (N // 2), device="cuda")
     some = torch.arange(N // 2, device="cuda", dtype=torch.float32)
     counts = torch.ones(N, device="cuda", dtype=torch.int64)
+    some_more = torch.ones(N, device="cuda")
     matrix = torch.eye(4, device="cuda")
     on_host, pinned = torch.ones(N), torch.ones(N).pin_memory()
     event, other_event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -75,8 +76,8 @@ def rows():
         "repeat_interleave": lambda x: torch.repeat_interleave(x, counts),
         "repeat_interleave(output_size)": lambda x: torch.repeat_interleave(x, counts, output_size=N),
         "multinomial": lambda x: torch.multinomial(some + 1, 2),
-        "equal": lambda x: torch.equal(x, x),
-        "allclose": lambda x: torch.allclose(x, x),
+        "equal": lambda x: torch.equal(x, some_more),
+        "allclose": lambda x: torch.allclose(x, some_more),
         "assert_close": lambda x: torch.testing.assert_close(x, x),
         "repr": lambda x: repr(x),
         "print": lambda x: print(x, file=io.StringIO()),

@@ -11,7 +11,7 @@ from ctypes_functions import OTHER, STREAM, Int, Long, Pointer, Streams, forget_
 
 import streamshim
 from streamshim import binders
-from streamshim.binders.ctypes_ import config_structs, environment, registry, tables
+from streamshim.binders.ctypes_ import config_structs, environment, labels, registry, tables
 from streamshim.binders.ctypes_.specs import Spec
 
 ORIGINAL = ctypes._CFuncPtr.__call__
@@ -330,8 +330,8 @@ def test_a_pattern_sees_classes_derived_from_cdll():
 
 @pytest.mark.parametrize("name", ["libc.so.6", b"libc.so.6"])
 def test_a_name_in_bytes(name):
-    assert registry.label_of(libc(name=name)) == "libc.so.6"
-    assert registry.label_of(ctypes.CDLL(None)) == "the main program"
+    assert labels.label_of(libc(name=name)) == "libc.so.6"
+    assert labels.label_of(ctypes.CDLL(None)) == "the main program"
 
 
 def test_loading_fails_as_before():

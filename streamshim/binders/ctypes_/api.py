@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from . import registry, tables
 from .hooks import is_function
+from .labels import label_of
 from .specs import Spec, Wish, spec_of, specs_of
 
 _T = TypeVar("_T")
@@ -153,7 +154,7 @@ def _functions(stream: Any, device: Any, tensors: Any, table: dict[str, Spec], l
         raise TypeError("device and tensors go with a map of functions; CUDA's own are bound as they are")
     if library is not None and not table:
         raise ValueError(
-            f"stream: {registry.label_of(library)} has none of CUDA's own functions, so name those that launch: "
+            f"stream: {label_of(library)} has none of CUDA's own functions, so name those that launch: "
             "bind(lib, {'scale_on': -1, 'scale': None})"
         )
     return table

@@ -15,14 +15,13 @@ from ...gate import Launch
 from ...streams import LAST_DEFAULT
 from . import config_structs, devices
 from .specs import Spec
-from .values import LIMIT, as_argument, given_handle, tensor_type
+from .values import as_argument, given_handle, tensor_type
 
 #: ``path(original, call, kwargs)``; ``original`` is the ``__call__`` below ours, and ``call`` is what that takes: the
 #: function pointer and the arguments in one tuple, which saves building it again.
 Path = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 
 _holder = runtime._holder
-_c_void_p = ctypes.c_void_p
 
 
 def path_of(spec: Spec, label: str) -> Path:
@@ -61,20 +60,26 @@ def _quick(spec: Spec, label: str) -> Path:
     launch, general = launch_of(spec, label), _general(spec, label)
     stream, argument = spec.stream, spec.name or "stream"
     assert stream is not None
-    # Counted in `call`, whose first element is the function.
-    index = stream + 1 if stream >= 0 else stream
-    # The length of `call` where the number of arguments was said, else that of `argtypes` counts.
-    length = spec.count + 1 if spec.count else 0
+    index = stream + 1 if stream >= 0 else stream  # in `call`, whose first element is the function
+    # The last argtypes for which the stream is a c_void_p at that place. What ctypes made of it when it was set does
+    # not change with the list, so its identity will do.
+    plain: Any = ()
 
     def path(original: Callable[..., Any], call: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        nonlocal plain
         types = call[0].argtypes
-        if types and not kwargs and len(call) == len(types) + 1 and (not length or length == len(call)):
-            try:
-                given = call[index]
-            except IndexError:
+        if types is not plain:
+            if not types or not _is_plain(spec, types):
                 return general(original, call, kwargs)
+            plain = types
+        last = len(types)
+        if len(call) == last and not kwargs and index in (-1, last):
+            device = 0 if _holder._runtime is devices.single else devices.current_device()
+            return original(*call, gate.resolve(0, device, launch, argument))
+        if len(call) == last + 1 and not kwargs:
+            given = call[index]
             handle = 0 if given is None else given
-            if type(handle) is int and 0 <= handle < LIMIT and types[stream] is _c_void_p:
+            if type(handle) is int and not handle >> 64:
                 device = 0 if _holder._runtime is devices.single else devices.current_device()
                 handle = gate.resolve(handle, device, launch, argument)
                 if handle == given:
@@ -85,6 +90,13 @@ def _quick(spec: Spec, label: str) -> Path:
         return general(original, call, kwargs)
 
     return path
+
+
+def _is_plain(spec: Spec, types: Any) -> bool:
+    """Whether the stream is passed as a c_void_p, at the place that was said."""
+    stream, count = spec.stream, len(types)
+    assert stream is not None
+    return spec.count in (0, count) and -count <= stream < count and types[stream] is ctypes.c_void_p
 
 
 def _general(spec: Spec, label: str) -> Path:

@@ -9,19 +9,18 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import PurePath
 from typing import Any
 
 from . import tables
 from .calls import path_of
 from .environment import VARIABLE, patterns_from
 from .hooks import LibraryHook, PointerHook
+from .labels import has, label_of, label_of_function
 from .specs import Spec
 
 logger = logging.getLogger("streamshim")
@@ -269,54 +268,6 @@ def notes() -> list[str]:
                 said.append(f"pattern {pattern.text!r}: no library loaded through ctypes matches so far")
             said += pattern.remarks
         return said
-
-
-def has(library: Any, name: str) -> bool:
-    """Whether the library has a function of this name; unlike ``hasattr`` it leaves nothing on the library."""
-    try:
-        library._FuncPtr((name, library))
-    except AttributeError:
-        return False
-    return True
-
-
-def label_of(library: Any) -> str:
-    """A library in words: its file name."""
-    name = getattr(library, "_name", None)
-    if isinstance(name, (str, bytes, os.PathLike)) and name:
-        return PurePath(os.fsdecode(name)).name
-    return "the main program"
-
-
-def label_of_function(function: Any) -> str:
-    """A function pointer in words: library and symbol, as far as the dynamic linker knows them."""
-    name = getattr(function, "__name__", None)
-    library = next((o for o in (function._objects or {}).values() if isinstance(o, ctypes.CDLL)), None)
-    if isinstance(name, str) and library is not None:
-        return f"{label_of(library)}: {name}"
-    address = ctypes.cast(function, ctypes.c_void_p).value or 0
-    file, symbol = _linker_knows(address)
-    return f"{file or 'ctypes function'}: {symbol or name or hex(address)}"
-
-
-class _Found(ctypes.Structure):
-    """``Dl_info`` of dladdr(3)."""
-
-    _fields_ = [
-        ("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("symbol", ctypes.c_char_p), ("start", ctypes.c_void_p)
-    ]  # fmt: skip
-
-
-def _linker_knows(address: int) -> tuple[str, str]:
-    try:
-        dladdr = ctypes.CDLL(None).dladdr
-    except (OSError, AttributeError, TypeError):
-        return "", ""
-    found = _Found()
-    if not dladdr(ctypes.c_void_p(address), ctypes.byref(found)):
-        return "", ""
-    exact = found.symbol and found.start == address
-    return PurePath((found.file or b"").decode(errors="replace")).name, found.symbol.decode() if exact else ""
 
 
 def _match_again() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from .config_structs import STREAM_OFFSET
+from .labels import has
 from .specs import Spec
 
 #: Function -> (place of the stream, number of arguments).
@@ -75,8 +76,6 @@ PER_THREAD = "_ptsz"
 
 def functions_of(library: Any) -> dict[str, Spec]:
     """Those functions of the table that the library has."""
-    from .registry import has
-
     return {name: spec for name, spec in SPECS.items() if has(library, name)}
 
 
