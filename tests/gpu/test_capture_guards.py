@@ -5,6 +5,7 @@ generators do not survive a lost capture): "lost", "raised" (torch refuses by it
 """
 
 import gc
+import re
 import threading
 
 import pytest
@@ -91,9 +92,14 @@ def test_every_row_with_the_capture_valid_after_it(row, error_mode, mode):
     assert what == expected[error_mode], error
     if what == "refused":
         assert error.report.site.file.endswith(("sync_rows.py", "numeric.py", "_comparison.py", "tensor.py"))
-        import re
-
         assert re.search(words, str(error))
+
+
+def in_a_capture(call):
+    # torch.cuda.graph does not put the current stream back when a capture fails at its end.
+    with torch.cuda.stream(torch.cuda.current_stream()):
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()):
+            call()
 
 
 @pytest.mark.parametrize("row", IN_CPP)
@@ -186,22 +192,17 @@ def test_b08_forks_and_joins_are_legal_and_the_negative_twin_names_its_line(shim
     torch.cuda.synchronize()
     assert out.tolist() == [42.0] * N
     with pytest.raises(streamshim.CaptureInvalidatedError, match="904") as lost:
-        with torch.cuda.stream(torch.cuda.current_stream()):
-            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()):
-                forked(False)
+        in_a_capture(lambda: forked(False))
     assert hex(side.cuda_stream) in str(lost.value)
-    assert "test_guards.py" in str(lost.value)
+    assert "test_capture_guards.py" in str(lost.value)
 
 
 def test_an_allowed_sync_is_let_through_and_the_lost_capture_is_explained(shim):
     """Allowing is not making legal: CUDA loses the capture, and the error says where; then the process goes on."""
     one = torch.ones((), device="cuda")
     with pytest.raises(streamshim.CaptureInvalidatedError) as lost:
-        with torch.cuda.stream(torch.cuda.current_stream()):
-            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()):
-                with streamshim.allow("sync", reason="to see what happens"):
-                    one.item()
-    assert lost.value.report.site.file.endswith("test_guards.py")
+        in_a_capture(streamshim.allow("sync", reason="to see what happens")(lambda: one.item()))
+    assert lost.value.report.site.file.endswith("test_capture_guards.py")
     assert lost.value.__cause__ is not None
     torch.cuda.synchronize()
     x, graph = torch.zeros(N, device="cuda"), torch.cuda.CUDAGraph()
