@@ -125,7 +125,7 @@ FUNCTIONS: Mapping[str, Operation] = {
     )
 } | {
     "where": Operation(
-        "torch.where with a condition only: the result's size must reach the host", SOMETIMES, SIZE, _where_of_a_condition
+        "torch.where with a condition only: its size must reach the host", SOMETIMES, SIZE, _where_of_a_condition
     ),
     "tensor": Operation("torch.tensor from values on the host", SOMETIMES, COPY),
 }  # fmt: skip

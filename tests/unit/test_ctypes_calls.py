@@ -759,26 +759,28 @@ What to do:
 
 
 def test_the_quick_way_does_what_the_general_way_does(shim, streams):
-    """For every kind of call: the same arguments to C, or the same error."""
-    function, seen = recorder(Int, Int, Pointer)
+    """For every kind of call: the same arguments to ctypes, or the same error, and as many questions."""
+    function, _ = recorder(Int, Int, Pointer)
     bound = undeclared(function)
+
+    def note(*call):
+        return [(type(a), getattr(a, "value", a)) for a in call]
+
     kinds = [None, [Int, Int, Pointer], [Int, Int, Subclass], [Int, Int, Int], [Int, Pointer]]
     givens = [None, 0, 1, STREAM, OTHER, -1, 2**64, True, "text", ctypes.c_void_p(5)]
     streams.current[0] = 0x7000
-    for types, index, count, given, short in itertools.product(kinds, (2, -1, -4, 5), (0, 3, 2), givens, (0, 1)):
-        bound.argtypes = types
-        spec = Spec(index, count)
-        outcomes = []
-        for make in (calls._quick, calls._general):
-            seen.clear()
-            streams.asked = 0
-            try:
-                path = make(spec, "libx.so: f")
-                result = path(ctypes._CFuncPtr.__call__, (bound, 1, 2, given)[: 4 - short], {})
-                outcomes.append((result, list(seen), streams.asked))
-            except (TypeError, ctypes.ArgumentError) as error:
-                outcomes.append((type(error), str(error)))
-        assert outcomes[0] == outcomes[1], (types, index, count, given, short)
+    for index, count in itertools.product((2, -1, -4, 5), (0, 3, 2)):
+        quick, general = (make(Spec(index, count), "libx.so: f") for make in (calls._quick, calls._general))
+        for types, given, short in itertools.product(kinds, givens, (0, 1)):
+            bound.argtypes = types
+            outcomes = []
+            for path in (quick, general):
+                streams.asked = 0
+                try:
+                    outcomes.append((path(note, (bound, 1, 2, given)[: 4 - short], {}), streams.asked))
+                except TypeError as error:
+                    outcomes.append((TypeError, str(error)))
+            assert outcomes[0] == outcomes[1], (types, index, count, given, short)
 
 
 def test_addresses_of_pointers():
