@@ -124,6 +124,12 @@ TABLES: Mapping[str, Mapping[str, Function]] = MappingProxyType(
     {"cuda.bindings.driver": DRIVER, "cuda.bindings.runtime": RUNTIME}
 )
 
+#: The functions that wait for one stream, their only argument. Who copies on stream 0 and then waits for stream 0 must
+#: get the copy, also where that was bound to another stream.
+WAITS: Mapping[str, str] = MappingProxyType(
+    {"cuda.bindings.driver": "cuStreamSynchronize", "cuda.bindings.runtime": "cudaStreamSynchronize"}
+)
+
 #: The functions that let the host wait, or that run on the legacy stream with the host waiting. Not patched: data for
 #: a guard that refuses them in captures.
 SYNCHRONISING: Mapping[str, frozenset[str]] = MappingProxyType({

@@ -12,7 +12,7 @@ from streamshim import installer, ledger
 
 @pytest.fixture(autouse=True)
 def clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("STREAMSHIM_MODE", "STREAMSHIM_STRICT", "STREAMSHIM_DISABLE"):
+    for name in ("STREAMSHIM_MODE", "STREAMSHIM_STRICT", "STREAMSHIM_DISABLE", "STREAMSHIM_CTYPES"):
         monkeypatch.delenv(name, raising=False)
     streamshim.uninstall()
     yield

@@ -8,18 +8,21 @@ import pytest
 # The DSL asks the GPU for its architecture unless it is told.
 os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
 
-cutlass = pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
-pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
-
 import streamshim  # noqa: E402
 from streamshim import gate, ledger, runtime  # noqa: E402
 from streamshim.runtime.simulated import Simulator  # noqa: E402
+
+try:
+    import cutlass
+except ImportError:
+    cutlass = None
+    collect_ignore_glob = ["test_cute_*.py", "test_tvm_ffi_*.py", "test_cuda_python_*.py"]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _first_compile():
     """Before 4.6 the DSL looks for a driver at the first compile of a process, and complains once."""
-    if tuple(map(int, cutlass.__version__.split(".")[:2])) < (4, 6):
+    if cutlass is not None and tuple(map(int, cutlass.__version__.split(".")[:2])) < (4, 6):
         import cute_kernels
 
         with contextlib.suppress(Exception):
