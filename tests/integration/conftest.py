@@ -8,9 +8,9 @@ import pytest
 # The DSL asks the GPU for its architecture unless it is told.
 os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
 
-import streamshim  # noqa: E402
-from streamshim import gate, ledger, runtime  # noqa: E402
-from streamshim.runtime.simulated import Simulator  # noqa: E402
+import streamshim
+from streamshim import gate, ledger, runtime
+from streamshim.runtime.simulated import Simulator
 
 try:
     import cutlass
