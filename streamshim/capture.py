@@ -6,6 +6,7 @@ captures many times inside one block. What is kept here is only what the driver 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from . import runtime
 from .callsite import Site, user_site
 from .patching import Patch
 from .streams import describe as describe_handle
+
+logger = logging.getLogger("streamshim")
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,7 @@ def _capture_begin(original: Callable[..., Any]) -> Callable[..., Any]:
             _captured_by[id(self)] = state.id
             thread = threading.current_thread().name
             opened = _windows[state.id] = Window(state.id, stream, device, user_site(), thread, str(mode))
-            for guard in guards:
-                guard.opened(opened)
+            _tell(guards, "opened", opened)
         return result
 
     return capture_begin
@@ -122,8 +124,7 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         closing = _windows.get(_captured_by.get(id(self), 0))
         if closing is not None:
-            for guard in reversed(guards):
-                guard.closing(closing)
+            _tell(guards[::-1], "closing", closing)
         try:
             result = original(self, *args, **kwargs)
         except BaseException as error:
@@ -134,13 +135,21 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
                 if explained is not None:
                     raise explained from error
             else:
-                for guard in guards:
-                    guard.opened(closing)
+                _tell(guards, "opened", closing)
             raise
         _close(self)
         return result
 
     return capture_end
+
+
+def _tell(whom: list[Any], what: str, window: Window) -> None:
+    for guard in whom:
+        try:
+            getattr(guard, what)(window)
+        except Exception:
+            # A capture that has begun must be ended by its user; a fault of ours must not keep them from it.
+            logger.exception("streamshim: guard %s failed", type(guard).__name__)
 
 
 def _close(graph: Any) -> None:
@@ -149,8 +158,7 @@ def _close(graph: Any) -> None:
 
 def forget_windows() -> None:
     """Forget every capture; for `uninstall`, after which nobody tells when one ends."""
-    for left in _windows.values():
-        for guard in reversed(guards):
-            guard.closing(left)
+    for left in list(_windows.values()):
+        _tell(guards[::-1], "closing", left)
     _windows.clear()
     _captured_by.clear()

@@ -212,3 +212,21 @@ def test_a_capture_in_words(id_, text):
 def test_a_window_cannot_be_changed():
     with pytest.raises(AttributeError):
         Window(7, STREAM, 1, Site("f.py", 1, "f"), "worker", "global").id = 8
+
+
+def test_a_guard_that_fails_does_not_keep_the_user_from_the_end_of_the_capture(graph_class, cuda, caplog):
+    class Broken:
+        def opened(self, window):
+            raise KeyError("out of order")
+
+        closing = opened
+
+    capture.guards[:] = [Broken()]
+    try:
+        graph = graph_class()
+        graph.capture_begin()
+        graph.capture_end()
+    finally:
+        capture.guards.clear()
+    assert open_windows() == []
+    assert [r.getMessage() for r in caplog.records] == ["streamshim: guard Broken failed"] * 2
