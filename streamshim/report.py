@@ -6,6 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
+#: How many targets of a binder the text names.
+LISTED = 10
+
+
 @dataclass(frozen=True)
 class BinderStatus:
     """One binder.
@@ -69,10 +73,13 @@ class Status:
         lines = [head, f"  torch     {self.torch or 'not imported yet'}"]
         if self.captures_unseen:
             lines.append(f"            captures are not seen: {self.captures_unseen}")
+        width = max([9, *(len(b.name) for b in self.binders)])
         for b in self.binders:
             versions = ", ".join(f"{p} {v or 'not installed'}" for p, v in b.versions.items())
-            lines.append(f"  {b.name:<9} {b.state}{': ' + b.reason if b.reason else ''} ({versions})")
-            lines += [f"            patched {target}" for target in b.patched]
+            lines.append(f"  {b.name:<{width}} {b.state}{': ' + b.reason if b.reason else ''} ({versions})")
+            lines += [f"            patched {target}" for target in b.patched[:LISTED]]
+            if len(b.patched) > LISTED:
+                lines.append(f"            patched {len(b.patched) - LISTED} more, all of them in to_dict()")
             lines += [f"            note: {note}" for note in b.notes]
         lines += [f"  capturing {text}" for text in self.captures]
         lines += [f"  noticed   {kind}: {count}" for kind, count in self.events.items()]
