@@ -55,17 +55,22 @@ class allow(ContextDecorator):
         self.what = what
         self.reason = reason
         self.first_only = first_only
+        self._told: list[Callable[[bool], None] | None] = []
 
     def __enter__(self) -> allow:
         _thread.regions.append(self)
-        if self.what in on_change:
-            on_change[self.what](True)
+        tell = on_change.get(self.what)
+        # Who heard of the entry hears of the end, though streamshim be installed or uninstalled in between.
+        self._told.append(tell)
+        if tell is not None:
+            tell(True)
         return self
 
     def __exit__(self, *exc: object) -> None:
         _thread.regions.remove(self)
-        if self.what in on_change:
-            on_change[self.what](False)
+        tell = self._told.pop()
+        if tell is not None:
+            tell(False)
 
 
 def covers(what: str, site: Site | None = None) -> bool:
@@ -77,8 +82,10 @@ def covers(what: str, site: Site | None = None) -> bool:
     """
     for region in _thread.regions:
         if region.what == what:
+            if not region.first_only:
+                return True
             line = (what, site or user_site())
-            if not (region.first_only and line in _used):
+            if line not in _used:
                 _used.add(line)
                 return True
     return False

@@ -7,9 +7,10 @@ captures many times inside one block. What is kept here is only what the driver 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import runtime
@@ -31,6 +32,7 @@ class Window:
         site: the line that opened it.
         thread: the name of the thread that opened it.
         error_mode: "global", "thread_local" or "relaxed".
+        handled: the exception that was being handled when it began; not a cause of what happens in the capture.
     """
 
     id: int
@@ -39,6 +41,7 @@ class Window:
     site: Site
     thread: str
     error_mode: str
+    handled: BaseException | None = field(default=None, compare=False, repr=False)
 
 
 _windows: dict[int, Window] = {}
@@ -111,7 +114,9 @@ def _capture_begin(original: Callable[..., Any]) -> Callable[..., Any]:
             mode = kwargs.get("capture_error_mode") or (args[1] if len(args) > 1 else "global")
             _captured_by[id(self)] = state.id
             thread = threading.current_thread().name
-            opened = _windows[state.id] = Window(state.id, stream, device, user_site(), thread, str(mode))
+            handled = sys.exc_info()[1]
+            opened = Window(state.id, stream, device, user_site(), thread, str(mode), handled)
+            _windows[state.id] = opened
             _tell(guards, "opened", opened)
         return result
 

@@ -215,7 +215,7 @@ def current_handle(device: int | None = None) -> int:
         The ``cudaStream_t`` as an int; 0 is the default stream.
 
     Raises:
-        NoCudaError: if torch was built without CUDA.
+        NoCudaError: if torch was built without CUDA, or there is no CUDA driver.
     """
     return runtime.get().current_handle(runtime.get().current_device() if device is None else device)
 

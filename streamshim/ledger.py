@@ -16,7 +16,8 @@ class Event:
     """One thing that was noticed.
 
     Attributes:
-        kind: "rescued launch", "refused launch", "allowed launch", "compile in capture".
+        kind: "rescued launch", "refused launch", "allowed launch", "compile in capture", "refused sync",
+            "allowed sync", "sync in another thread".
         what: what was launched or compiled.
         site: the user's line.
         given: the handle that the caller passed.

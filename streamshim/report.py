@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-
 #: How many targets of a binder the text names.
 LISTED = 10
 

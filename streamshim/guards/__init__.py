@@ -12,7 +12,7 @@ from ..capture import Window
 
 
 class Guard(Protocol):
-    """What `capture.guards` holds; an exception in one of these is the guard's own fault, and goes to the user."""
+    """What `capture.guards` holds; an exception in one of these is the guard's own fault, and is logged."""
 
     def opened(self, window: Window) -> None:
         """A capture has just begun, on this thread."""

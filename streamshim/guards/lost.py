@@ -80,7 +80,7 @@ def explained(window: Window, error: BaseException) -> CaptureInvalidatedError |
     code = code_of(error)
     if code is None:
         return None
-    first = _first(error.__context__)
+    first = _first(error.__context__, window.handled)
     culprits = [
         f"{event.what}, thread other than the capturing one, at {event.site}"
         for event in ledger.events()
@@ -102,16 +102,14 @@ def explained(window: Window, error: BaseException) -> CaptureInvalidatedError |
     return CaptureInvalidatedError(report)
 
 
-def _first(error: BaseException | None) -> BaseException | None:
-    """The error that started it: the innermost of a chain."""
+def _first(error: BaseException | None, before: BaseException | None) -> BaseException | None:
+    """The error that started it: the innermost of a chain, as far as that was raised inside the capture."""
+    first: BaseException | None = None
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:
+    while error is not None and error is not before and id(error) not in seen:
         seen.add(id(error))
-        deeper = error.__cause__ or error.__context__
-        if deeper is None:
-            return error
-        error = deeper
-    return error
+        first, error = error, error.__cause__ or error.__context__
+    return first
 
 
 def _headline(error: BaseException) -> str:

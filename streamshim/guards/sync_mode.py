@@ -70,10 +70,10 @@ def resume() -> None:
 
 
 def _apply() -> None:
-    with warnings.catch_warnings():
-        # torch warns that its check is a prototype; who has asked for no more than install() need not know.
-        warnings.simplefilter("ignore")
-        _torch_c()._cuda_set_sync_debug_mode(_ERROR if _armed_for and not _paused else _before)
+    # torch warns that its check is a prototype; who has asked for no more than install() need not know. The filter
+    # stays, since catch_warnings is not safe while other threads use it too.
+    warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+    _torch_c()._cuda_set_sync_debug_mode(_ERROR if _armed_for and not _paused else _before)
 
 
 def _torch_c() -> Any:

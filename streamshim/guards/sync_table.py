@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -53,33 +54,36 @@ class Operation:
     waits: Callable[[tuple[Any, ...], dict[str, Any]], bool] | None = None
 
 
-def _on_device(value: Any) -> bool:
-    return getattr(value, "is_cuda", False) is True
+def is_plain(value: Any) -> bool:
+    """Whether a value is a tensor without a behaviour of its own: a subclass (a fake tensor, say) may not wait."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter)
+
+
+def on_device(value: Any) -> bool:
+    """Whether a value is a plain tensor on a CUDA device."""
+    return is_plain(value) and value.is_cuda is True
 
 
 def _is_mask(index: Any) -> bool:
     """Whether an index is, or contains, a mask on the device."""
     if isinstance(index, tuple):
         return any(map(_is_mask, index))
-    return _on_device(index) and str(index.dtype) in ("torch.bool", "torch.uint8")
+    return on_device(index) and str(index.dtype) in ("torch.bool", "torch.uint8")
 
 
 def _gets_by_mask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return len(args) == 2 and _on_device(args[0]) and _is_mask(args[1])
+    return len(args) == 2 and on_device(args[0]) and _is_mask(args[1])
 
 
 def _sets_by_mask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     # A number is filled in without looking at the mask's size.
-    return len(args) == 3 and _is_mask(args[1]) and getattr(args[2], "ndim", 0) > 0 and _on_device(args[0])
-
-
-def _where_of_a_condition(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return len(args) == 1 and not kwargs and _on_device(args[0])
+    return len(args) == 3 and _is_mask(args[1]) and getattr(args[2], "ndim", 0) > 0 and on_device(args[0])
 
 
 def _repeats_by_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     repeats = args[1] if len(args) > 1 else kwargs.get("repeats", args[0] if args else None)
-    return _on_device(repeats) and kwargs.get("output_size") is None
+    return on_device(repeats) and kwargs.get("output_size") is None
 
 
 #: Methods of ``torch.Tensor``.
@@ -116,18 +120,15 @@ METHODS: Mapping[str, Operation] = {
     "multinomial": Operation("multinomial: its arguments are checked on the host", SOMETIMES, VALUE),
 }
 
-#: Functions of ``torch`` that are not only the method of the same name: those have their method's entry.
+#: Functions of ``torch`` that wait whatever their arguments are. The others stay untouched, since compiled code holds
+#: them: Dynamo guards on their identity and would compile anew inside the capture, and ``with torch.device(...)`` keeps
+#: a table of those that make tensors.
 FUNCTIONS: Mapping[str, Operation] = {
     name: METHODS[name]
     for name in (
-        "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "repeat_interleave",
-        "equal", "allclose", "is_nonzero", "multinomial",
+        "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "equal", "allclose",
+        "is_nonzero",
     )
-} | {
-    "where": Operation(
-        "torch.where with a condition only: its size must reach the host", SOMETIMES, SIZE, _where_of_a_condition
-    ),
-    "tensor": Operation("torch.tensor from values on the host", SOMETIMES, COPY),
 }  # fmt: skip
 
 #: Waiting calls, by the words for the user.

@@ -1,8 +1,8 @@
 """Host synchronisation by a capturing thread is refused before CUDA is touched, so that the capture stays valid.
 
 Two kinds of patches. Waiting calls (synchronise, query) are patched while streamshim is installed, since torch's own
-check does not know them. Tensor methods and functions of torch are patched only while a capture is open: then they name
-the operation, and where torch's check is not armed they are the check.
+check does not know them. Tensor methods and some functions of torch are patched only while a capture is open: then they
+name the operation, and where torch's check is not armed they are the check.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..capture import Window
 from ..errors import HostSyncError, SyncReport
 from ..patching import Patch, PatchSet
 from ..streams import LEGACY
-from .sync_table import ALWAYS, EVENT_METHODS, FUNCTIONS, METHODS, STREAM_METHODS, SYNCHRONIZE, Operation
+from .sync_table import ALWAYS, EVENT_METHODS, FUNCTIONS, METHODS, STREAM_METHODS, SYNCHRONIZE, Operation, on_device
 
 logger = logging.getLogger("streamshim")
 
@@ -28,29 +28,33 @@ logger = logging.getLogger("streamshim")
 _TORCH_SAYS = "called a synchronizing CUDA operation"
 
 _lock = threading.Lock()
-_open = 0
+#: The ids of the open captures; a guard may be told twice that one ends.
+_open: set[int] = set()
 _named: PatchSet | None = None
 _logged: set[Site] = set()
+#: The lines of other threads that are in the ledger already, and the capture; a poll comes a thousand times a second.
+_noted: set[tuple[Site, int]] = set()
 
 
 class HostSyncs:
     """The guard that names torch's synchronising operations while any capture is open."""
 
     def opened(self, window: Window) -> None:
-        global _open, _named
+        global _named
         with _lock:
-            _open += 1
-            if _open == 1:
+            _open.add(window.id)
+            if _named is None:
                 _named = PatchSet(_patches_while_open())
                 _named.apply()
 
     def closing(self, window: Window) -> None:
-        global _open, _named
+        global _named
         with _lock:
-            _open -= 1
-            if _open == 0 and _named is not None:
+            _open.discard(window.id)
+            if not _open and _named is not None:
                 _named.undo()
                 _named = None
+                _noted.clear()
 
 
 def patches(torch_cuda: ModuleType) -> list[Patch]:
@@ -108,18 +112,26 @@ def _naming(operation: Operation) -> Callable[[Callable[..., Any]], Callable[...
     always = operation.when == ALWAYS
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        from torch.overrides import handle_torch_function, has_torch_function
+
         def synchronising(*args: Any, **kwargs: Any) -> Any:
-            if not gate.active or _is_compiling() or _capturing() is None:
-                return original(*args, **kwargs)
-            known = always and bool(args) and getattr(args[0], "is_cuda", False) is True
-            if known or (operation.waits is not None and operation.waits(args, kwargs)):
+            # The arguments first: what is on the host needs no question to the driver.
+            waits = (always and bool(args) and on_device(args[0])) or (
+                operation.waits is not None and operation.waits(args, kwargs)
+            )
+            if waits and gate.active and not _is_compiling() and _capturing() is not None:
                 refuse(operation)
             try:
+                values = [*args, *kwargs.values()]
+                values += [item for value in values if type(value) is tuple for item in value]
+                if has_torch_function(values):
+                    # torch would look the method up by its name and hand our replacement to __torch_function__, where
+                    # tables of a subclass or a mode know the original only.
+                    return handle_torch_function(original, values, *args, **kwargs)
                 return original(*args, **kwargs)
             except RuntimeError as error:
-                if _TORCH_SAYS not in str(error):
-                    raise
-                refuse(operation, error)
+                if gate.active and _TORCH_SAYS in str(error) and _capturing() is not None:
+                    refuse(operation, error)
                 raise
 
         return synchronising
@@ -177,6 +189,9 @@ def _note_other_thread(operation: Operation) -> None:
     """Another thread captures: CUDA decides, by that capture's mode. Remember the line, in case it breaks."""
     site = user_site()
     for window in capture.open_windows():
+        if (site, window.id) in _noted:
+            continue
+        _noted.add((site, window.id))
         ledger.add(ledger.Event("sync in another thread", operation.words, site, 0, 0, window.id))
 
 

@@ -21,7 +21,7 @@ _cuda: Any = torch.cuda  # partly untyped
 
 
 class TorchCuda:
-    """`Runtime` over torch; raises `NoCudaError` where torch was built without CUDA."""
+    """`Runtime` over torch; raises `NoCudaError` where torch was built without CUDA, or there is no driver."""
 
     name = "torch"
 
@@ -36,7 +36,12 @@ class TorchCuda:
         # Fixed for the life of a process, but torch takes more than a microsecond to tell.
         self._devices = torch.cuda.device_count()
         self.set_device = torch._C._cuda_setDevice
-        driver = ctypes.CDLL("libcuda.so.1")
+        try:
+            driver = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise NoCudaError(
+                f"torch {torch.__version__} was built with CUDA, but there is no CUDA driver here ({error})."
+            ) from error
         self._capture_info = driver.cuStreamGetCaptureInfo_v2
         self._capture_info.argtypes = [ctypes.c_void_p] * 6
         self._capture_info.restype = ctypes.c_int

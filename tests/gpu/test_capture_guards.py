@@ -44,7 +44,6 @@ TABLE = {
     "nonzero": ("lost", ALWAYS, "nonzero: its result's size"),
     "torch.nonzero": ("lost", ALWAYS, "nonzero: its result's size"),
     "argwhere": ("lost", ALWAYS, "argwhere"),
-    "where(condition)": ("lost", ALWAYS, "torch.where with a condition only"),
     "x[mask]": ("lost", ALWAYS, "boolean-mask index"),
     "masked_select": ("lost", ALWAYS, "masked_select"),
     "x[mask] = tensor": ("lost", ALWAYS, "assignment through a boolean mask"),
@@ -52,7 +51,6 @@ TABLE = {
     "unique": ("lost", ALWAYS, "unique"),
     "unique_consecutive": ("lost", ALWAYS, "unique"),
     "bincount": ("raised", ALWAYS, "bincount"),
-    "repeat_interleave": ("lost", ALWAYS, "repeat_interleave without output_size"),
     "repeat_interleave(output_size)": ("fine", FINE, ""),
     "multinomial": ("fine", FINE, ""),
     "equal": ("lost", ALWAYS, "torch.equal"),
@@ -77,8 +75,9 @@ TABLE = {
     "memory_stats": ("fine", FINE, ""),
 }
 
-#: Waits deep in C++: torch's own check refuses them in a global capture, and nothing can in the others.
-IN_CPP = ("arange", "linalg.inv")
+#: Waits in C++, and functions that compiled code holds: torch's own check refuses them in a global capture, and nothing
+#: can in the others.
+IN_CPP = ("arange", "linalg.inv", "where(condition)", "repeat_interleave")
 
 
 @pytest.mark.parametrize("error_mode", ["global", "thread_local", "relaxed"])

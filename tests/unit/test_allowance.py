@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from streamshim import allowance
 from streamshim.allowance import allow, covers
 from streamshim.callsite import Site
 
@@ -137,3 +138,22 @@ def test_kinds_do_not_cover_each_other():
     with allow("sync", reason="a test"):
         assert covers("sync", LINE)
         assert not covers("launch", LINE)
+
+
+def test_a_region_that_is_open_across_an_installation_leaves_nothing_behind(monkeypatch):
+    heard = []
+    with allow("sync", reason="a test"):
+        monkeypatch.setitem(allowance.on_change, "sync", heard.append)
+    assert heard == []
+    with allow("sync", reason="a test"):
+        monkeypatch.delitem(allowance.on_change, "sync")
+    assert heard == [True, False]
+
+
+def test_a_line_that_another_region_let_through_is_still_new_to_first_only():
+    site = Site("serve.py", 99, "warm")
+    with allow("sync", reason="a test"):
+        assert covers("sync", site)
+    with allow("sync", reason="a test", first_only=True):
+        assert covers("sync", site)
+        assert not covers("sync", site)

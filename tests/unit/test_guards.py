@@ -13,7 +13,7 @@ from streamshim import capture, gate, ledger
 from streamshim.callsite import Site
 from streamshim.capture import Window
 from streamshim.errors import HostSyncError, LostCaptureReport, SyncReport
-from streamshim.guards import forks, lost, sync_mode, syncs
+from streamshim.guards import forks, lost, sync_mode, sync_table, syncs
 from streamshim.guards.sync_table import EVENT_METHODS, FUNCTIONS, METHODS, STREAM_METHODS, SYNCHRONIZE
 from streamshim.runtime import NOT_CAPTURING, CaptureState
 from streamshim.settings import Mode
@@ -48,6 +48,11 @@ class Cuda:
         return self.captures.get(handle, NOT_CAPTURING)
 
 
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch):
+    monkeypatch.setattr(syncs, "_noted", set())
+
+
 @pytest.fixture
 def cuda(monkeypatch):
     from streamshim import runtime
@@ -74,7 +79,8 @@ def capturing(cuda, monkeypatch):
         cuda.captures[STREAM] = CaptureState(7)
         opened = window(mode)
         monkeypatch.setitem(capture._windows, 7, opened)
-        monkeypatch.setattr(syncs, "_open", 1)
+        monkeypatch.setattr(syncs, "_open", {7})
+        monkeypatch.setattr(sync_table, "is_plain", lambda value: isinstance(value, (torch.Tensor, FakeTensor)))
         return opened
 
     return begin
@@ -214,6 +220,77 @@ class TestNamedOperations:
         assert [name for name in METHODS if not hasattr(torch.Tensor, name) and name != "is_nonzero"] == []
         assert [name for name in FUNCTIONS if not hasattr(torch, name)] == []
 
+    def test_an_end_that_is_told_twice_counts_once(self, cuda):
+        before = torch.Tensor.item
+        guard = syncs.HostSyncs()
+        guard.opened(window())
+        guard.closing(window())
+        guard.closing(window())
+        assert not syncs._open
+        guard.opened(window(id_=8))
+        assert torch.Tensor.item is not before
+        guard.closing(window(id_=8))
+        assert torch.Tensor.item is before
+
+    def test_the_tables_of_a_subclass_find_the_original_methods(self, cuda):
+        table, hits = dict.fromkeys((torch.Tensor.copy_, torch.Tensor.to, torch.Tensor.__getitem__)), []
+
+        class Quantised(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, func, types, args=(), kwargs=None):
+                if func in table:
+                    hits.append(func)
+                    return "own"
+                return super().__torch_function__(func, types, args, kwargs or {})
+
+        value = torch.ones(3).as_subclass(Quantised)
+        guard = syncs.HostSyncs()
+        guard.opened(window())
+        try:
+            assert [value.to("cpu"), value[0], torch.ones(3).copy_(value)] == ["own"] * 3
+            assert torch.ones(3)[value.as_subclass(torch.Tensor) > 0, ...].tolist() == [1.0] * 3
+        finally:
+            guard.closing(window())
+        assert hits == [torch.Tensor.to, torch.Tensor.__getitem__, torch.Tensor.copy_]
+
+    def test_a_tensor_with_a_behaviour_of_its_own_is_not_judged(self):
+        class Lazy(torch.Tensor):
+            @property
+            def is_cuda(self):
+                raise AssertionError("asked")
+
+        assert not sync_table.on_device(torch.ones(1).as_subclass(Lazy))
+        assert sync_table.is_plain(torch.nn.Parameter(torch.ones(1)))
+
+    def test_what_makes_tensors_is_not_replaced_since_torch_keeps_tables_of_it(self):
+        from torch.utils._device import _device_constructors
+
+        assert not {getattr(torch, name) for name in FUNCTIONS} & set(_device_constructors())
+
+    def test_a_compiled_function_is_not_compiled_anew_while_a_capture_is_open(self, cuda):
+        def masked(x):
+            return torch.where(x > 0, x, torch.zeros_like(x)).to(torch.float64)[1:]
+
+        torch._dynamo.reset()
+        compiled = torch.compile(masked, backend="eager")
+        compiled(torch.ones(3))
+        guard = syncs.HostSyncs()
+        guard.opened(window())
+        try:
+            with torch.compiler.set_stance("fail_on_recompile"):
+                assert compiled(torch.ones(3)).tolist() == [1.0, 1.0]
+        finally:
+            guard.closing(window())
+            torch._dynamo.reset()
+
+    def test_a_poll_of_another_thread_is_remembered_once(self, cuda, capturing):
+        capturing("thread_local")
+        cuda.current = SIDE
+        ledger.clear()
+        for _ in range(50):
+            wait_for(SimpleNamespace(cuda_event=9))
+        assert ledger.counts() == {"sync in another thread": 1}
+
 
 class TestSyncMode:
     @pytest.fixture
@@ -290,6 +367,20 @@ class TestLostCaptures:
         assert "901: the capture was lost earlier" in str(explained)
         assert len(caplog.records) == 1
         assert isinstance(explained, RuntimeError)
+
+    def test_an_exception_that_was_handled_when_the_capture_began_is_not_its_cause(self):
+        try:
+            {}["cfg"]
+        except KeyError as handled:
+            before = handled
+            error = self.failing()
+            try:
+                raise RuntimeError("operation failed due to a previous error during capture")
+            except RuntimeError as late:
+                alone = late
+        began = Window(7, STREAM, 0, Site("serve.py", 12, "capture_model"), "MainThread", "global", before)
+        assert lost.explained(began, error).report.culprits == ("ValueError: the culprit",)
+        assert lost.explained(began, alone).report.culprits == ()
 
     def test_a_wait_in_another_thread_is_a_suspect(self):
         ledger.clear()
