@@ -57,11 +57,6 @@ def handle_of(value: Any, where: str = "stream") -> int:
     raise TypeError(f"{where}: {handle} is not a stream handle (negative or beyond 64 bits); accepted: {ACCEPTED}")
 
 
-def is_default(handle: int) -> bool:
-    """Whether the handle is default-class: NULL, legacy, or per-thread default."""
-    return handle <= LAST_DEFAULT
-
-
 def describe(handle: int) -> str:
     """The handle as a person reads it: ``0x7f12ab30``, or the name of a default stream."""
     return _NAMES.get(handle) or hex(handle)

@@ -6,6 +6,8 @@ unchanged on either; where they disagree, the simulator is wrong.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,3 +83,18 @@ class _Holder:
 _holder = _Holder()
 get = _holder.get
 use = _holder.use
+
+
+@contextmanager
+def on_device(device: int) -> Iterator[bool]:
+    """Make the device current for a block, and the one before again afterwards; yields whether that was a change."""
+    asked = get()
+    before = asked.current_device()
+    if before == device:
+        yield False
+        return
+    asked.set_device(device)
+    try:
+        yield True
+    finally:
+        asked.set_device(before)

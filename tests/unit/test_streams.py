@@ -14,7 +14,7 @@ import torch
 from cuda.bindings import driver, runtime
 
 from streamshim import streams
-from streamshim.streams import describe, handle_of, is_default, is_stream_like
+from streamshim.streams import describe, handle_of, is_stream_like
 
 ACCEPTED = (
     "accepted: None, an int handle, ctypes.c_void_p, torch.cuda.Stream, cuda.bindings CUstream or cudaStream_t, a CuTe "
@@ -267,18 +267,18 @@ def test_only_what_cannot_be_anything_else_is_stream_like(make, expected):
 
 
 @pytest.mark.parametrize(
-    ("handle", "default", "text"),
+    ("handle", "text"),
     [
-        (0, True, "the NULL stream (0)"),
-        (1, True, "the legacy default stream (1)"),
-        (2, True, "the per-thread default stream (2)"),
-        (3, False, "0x3"),
-        (HIGH, False, "0x7f12ab30cd00"),
-        (TOP, False, "0xffffffffffffffff"),
+        (0, "the NULL stream (0)"),
+        (1, "the legacy default stream (1)"),
+        (2, "the per-thread default stream (2)"),
+        (3, "0x3"),
+        (HIGH, "0x7f12ab30cd00"),
+        (TOP, "0xffffffffffffffff"),
     ],
 )
-def test_default_class_and_description(handle, default, text):
-    assert (is_default(handle), describe(handle)) == (default, text)
+def test_description(handle, text):
+    assert describe(handle) == text
 
 
 def test_reading_a_stream_needs_no_torch(run_python):

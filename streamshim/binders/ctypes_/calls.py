@@ -129,7 +129,7 @@ def _general(spec: Spec, label: str) -> Path:
         try:
             if spec.device == "current":
                 return original(function, *args, **kwargs)
-            with devices.current(device):
+            with runtime.on_device(device):
                 return original(function, *args, **kwargs)
         finally:
             del keep  # the structure that CUDA reads during the call
@@ -149,7 +149,7 @@ def _without_stream(spec: Spec, label: str) -> Path:
             args, kwargs = _with_addresses(label, function.argtypes, args, kwargs)
         if spec.device == "current":
             return in_order(device, original, function, args, kwargs)
-        with devices.current(device):
+        with runtime.on_device(device):
             return in_order(device, original, function, args, kwargs)
 
     def in_order(device: int, original: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -1,9 +1,8 @@
-"""Which device a call launches on, and making it current for the length of the call."""
+"""Which device a call launches on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 from ... import runtime
@@ -48,18 +47,3 @@ def device_of(wish: int | str, values: Iterable[Any], where: str) -> int:
         for device in on.values():
             return int(device)
     return current_device()
-
-
-@contextmanager
-def current(device: int) -> Iterator[None]:
-    """Make the device current for a block; the one before is back afterwards, also after an exception."""
-    asked = runtime.get()
-    before = asked.current_device()
-    if before == device:
-        yield
-        return
-    asked.set_device(device)
-    try:
-        yield
-    finally:
-        asked.set_device(before)

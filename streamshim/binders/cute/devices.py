@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 from ... import runtime
@@ -33,21 +32,6 @@ def device_of(values: Iterable[Any]) -> int:
             if device is not None:
                 return device
     return asked.current_device()
-
-
-@contextmanager
-def current(device: int) -> Iterator[bool]:
-    """Make the device current for a block, and the one before again afterwards; yields whether that was a change."""
-    asked = runtime.get()
-    before = asked.current_device()
-    if before == device:
-        yield False
-        return
-    asked.set_device(device)
-    try:
-        yield True
-    finally:
-        asked.set_device(before)
 
 
 def _device(value: Any) -> int | None:

@@ -38,7 +38,7 @@ def normalise_arguments(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, args, kwargs)
         device = devices.device_of((*args, *kwargs.values()))
         # torch exports a tensor through DLPack only while its device is current.
-        with devices.current(device) as switched:
+        with runtime.on_device(device) as switched:
             exe_args, adapted = original(self, args, kwargs)
         if switched:
             exe_args = DeviceArgs(exe_args)
@@ -77,7 +77,7 @@ def run_on_torch_stream(original: Callable[..., Any]) -> Callable[..., Any]:
         if bound is not None:
             exe_args = bound
         if device != current:
-            with devices.current(device):
+            with runtime.on_device(device):
                 return _run(original, plan, device, self, exe_args)
         return _run(original, plan, device, self, exe_args)
 

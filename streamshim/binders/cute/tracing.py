@@ -83,7 +83,7 @@ def trace_function(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if kwargs.get("compile_only") or runtime.get().device_count() == 1:
                 return original(self, function, *args, **kwargs)
-            with devices.current(devices.device_of((*args, *kwargs.values()))):
+            with runtime.on_device(devices.device_of((*args, *kwargs.values()))):
                 return original(self, function, *args, **kwargs)
         finally:
             _local.trace = None
