@@ -7,8 +7,8 @@ import traceback
 from dataclasses import dataclass
 
 from .. import ledger
-from ..callsite import Site, site_of_traceback
-from ..capture import Window, describe
+from ..callsite import Site, is_in_traceback, site_of_traceback
+from ..capture import Window
 from ..errors import CaptureInvalidatedError, LostCaptureReport
 from . import forks
 
@@ -55,8 +55,9 @@ CODES: tuple[Code, ...] = (
          "work in the capture was made to wait for work outside it",
          "Wait for that work before the capture begins, not inside."),
     Code(906, "Implicit", "operation would make the legacy stream depend on a capturing blocking stream",
-         "a call on the legacy default stream while a blocking stream captures",
-         "Capture on a torch stream (they are non-blocking), and launch nothing on the default stream."),
+         "the default stream was made to wait for a stream of this capture, or was used while a blocking stream "
+         "captures",
+         "Let the default stream wait after the capture, and capture on a torch stream (they are non-blocking)."),
     Code(907, "CapturedEvent", "operation not permitted on an event last recorded in a capturing stream",
          "an event that was recorded in a capture was queried or waited for on the host",
          "Use another event for what happens outside the graph."),
@@ -82,9 +83,9 @@ def explained(window: Window, error: BaseException) -> CaptureInvalidatedError |
         return None
     first = _first(error.__context__, window.handled)
     culprits = [
-        f"{event.what}, thread other than the capturing one, at {event.site}"
+        f"{event.what}, at {event.site}, which streamshim.allow let through"
         for event in ledger.events()
-        if event.capture == window.id and event.kind == "sync in another thread"
+        if event.capture == window.id and event.kind == "allowed sync"
     ]
     remedy = [code.remedy]
     site: Site | None = None
@@ -93,13 +94,28 @@ def explained(window: Window, error: BaseException) -> CaptureInvalidatedError |
         inner = code_of(first)
         culprits.insert(0, f"{type(first).__name__}: {_headline(first)}")
         if inner is not None and inner is not code:
+            # What comes after the first error, this one for instance, only says that it is too late.
             culprits[0] += f"\nCUDA error {inner.number}: {inner.meaning}"
-            remedy.insert(0, inner.remedy)
+            remedy = [inner.remedy]
+        if inner is not None and inner.name == "Implicit" and is_in_traceback(first, "torch.autograd"):
+            culprits[0] += f"\n{_AUTOGRAD}"
+            remedy = [*_AUTOGRAD_REMEDY]
     if code.name == "Unjoined":
         culprits += [f"stream {hex(handle)} was forked into the capture at {line}" for handle, line in forks.of(window)]
-    report = LostCaptureReport(code.number, code.meaning, tuple(culprits), site, describe(window.id), tuple(remedy))
+    report = LostCaptureReport(code.number, code.meaning, tuple(culprits), site, str(window), tuple(remedy))
     logger.error("%s", report)
     return CaptureInvalidatedError(report)
+
+
+_AUTOGRAD = (
+    "It came out of a backward pass: a node of the autograd graph belongs to the default stream, since it was made "
+    "there, by a warm-up, an earlier forward pass or DDP"
+)
+_AUTOGRAD_REMEDY = (
+    "Warm up on a side stream: with torch.cuda.stream(torch.cuda.Stream()); torch.cuda.make_graphed_callables does so.",
+    "Before the capture, delete or detach what holds the old nodes: the loss and the outputs of earlier passes. A "
+    "parameter's own node lives as long as they do.",
+)
 
 
 def _first(error: BaseException | None, before: BaseException | None) -> BaseException | None:
