@@ -131,15 +131,15 @@ def cuda_python_rows():
     """The same for calls of cuda-python."""
     from cuda.bindings import driver, runtime
 
-    def event(module, create, record):
+    def event(create, record):
         made = _checked(create())[0]
         _checked(record(made, 0))
         return made
 
-    driver_event = event(driver, lambda: driver.cuEventCreate(0), driver.cuEventRecord)
-    runtime_event = event(runtime, runtime.cudaEventCreate, runtime.cudaEventRecord)
+    a, b = torch.zeros(N, device="cuda"), torch.zeros(N, device="cuda")  # makes the context, too
+    driver_event = event(lambda: driver.cuEventCreate(0), driver.cuEventRecord)
+    runtime_event = event(runtime.cudaEventCreate, runtime.cudaEventRecord)
     side = torch.cuda.Stream()
-    a, b = torch.zeros(N, device="cuda"), torch.zeros(N, device="cuda")
     host = (ctypes.c_float * N)()
     torch.cuda.synchronize()
     kinds = runtime.cudaMemcpyKind

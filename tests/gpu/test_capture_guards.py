@@ -140,11 +140,10 @@ LINES = ("sync_rows.py", "numeric.py", "_comparison.py", "tensor.py")
 
 @functools.cache
 def bare():
-    """What each row does in a process that knows nothing of streamshim."""
+    """What each row does in a process that knows nothing of streamshim; what that process said, if it failed."""
     here = Path(sync_rows.__file__)
-    done = subprocess.run([sys.executable, here], capture_output=True, text=True, cwd=here.parent, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    done = subprocess.run([sys.executable, here], capture_output=True, text=True, cwd=here.parent, timeout=100)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else done.stderr
 
 
 @functools.cache
@@ -160,6 +159,7 @@ def test_the_table_has_every_row():
 
 @pytest.mark.parametrize("row", TABLE)
 def test_without_the_shim(row):
+    assert isinstance(bare(), dict), bare()
     if row not in bare():
         pytest.skip("its library is not installed")
     assert tuple(bare()[row]) == TABLE[row][0]

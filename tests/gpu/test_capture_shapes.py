@@ -207,7 +207,7 @@ def libcuda():
 def test_a_capture_that_torch_did_not_begin_is_recognised(shim, api):
     import cute_kernels
 
-    kernel = cute_kernels.compile_fake(cute_kernels.with_stream)
+    kernel = cute_kernels.compile_fake(cute_kernels.with_stream, cute_kernels.fake())
     x, out, stream = torch.ones(100, device="cuda"), torch.zeros(100, device="cuda"), torch.cuda.Stream()
     kernel(x, out, 0)
     torch.cuda.synchronize()
@@ -237,7 +237,7 @@ def test_a_capture_that_torch_did_not_begin_is_recognised(shim, api):
 def test_breakable_graphs_end_and_begin_many_captures_in_one_block(shim):
     import cute_kernels
 
-    kernel = cute_kernels.compile_fake(cute_kernels.with_stream)
+    kernel = cute_kernels.compile_fake(cute_kernels.with_stream, cute_kernels.fake())
     x, out, stream = torch.zeros(100, device="cuda"), torch.zeros(100, device="cuda"), torch.cuda.Stream()
     kernel(x, out, 0)
     torch.cuda.synchronize()
