@@ -141,7 +141,7 @@ def install(
         gate.set_mode(settings.mode)
         capture.enabled = True
         capture.before_begin[:] = [_insist]
-        capture.guards[:] = [forks.Forks(), torch_calls.HostSyncs(), sync_mode.SyncMode(), refusals.Refusals()]
+        capture.guards[:] = [sync_mode.SyncMode(), forks.Forks(), torch_calls.HostSyncs(), refusals.Refusals()]
         capture.explain = lost.explained
         allowance.on_change["sync"] = sync_mode.on_allow
         imports.when_imported(_TORCH_GRAPHS, _bind_torch)

@@ -81,7 +81,7 @@ def _waiting(operation: Operation, follows: bool) -> _Maker:
                 result = original(stream_object(current))
                 if int(result[0]) != 0:
                     return result
-            return original(*args, **kwargs)
+            return _blamed(operation, original(*args, **kwargs))
 
         return replacement
 
@@ -106,13 +106,21 @@ def _allocating(operation: Operation) -> _Maker:
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def replacement(*args: Any, **kwargs: Any) -> Any:
-            if gate.active:
-                syncs.check(operation)
-            return original(*args, **kwargs)
+            if not gate.active:
+                return original(*args, **kwargs)
+            syncs.check(operation)
+            return _blamed(operation, original(*args, **kwargs))
 
         return replacement
 
     return make
+
+
+def _blamed(operation: Operation, result: Any) -> Any:
+    """A result, after noting a status that says that the call has broken a capture."""
+    if capture.any_open() and isinstance(result, tuple) and int(result[0]) != 0:
+        syncs.blame(operation, RuntimeError(f"{result[0]!r} (error code: {int(result[0])})"))
+    return result
 
 
 def _at_once(launch: Launch) -> _Maker:

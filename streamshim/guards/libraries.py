@@ -153,9 +153,10 @@ def _maker(call: Call) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def waiting(*args: Any, **kwargs: Any) -> Any:
-            if gate.active:
-                syncs.check(operation, target(*args[:1]) if target is not None else 0)
-            return original(*args, **kwargs)
+            if not gate.active:
+                return original(*args, **kwargs)
+            handle = target(*args[:1]) if target is not None else 0
+            return syncs.run(operation, handle, original, args, kwargs)
 
         return waiting
 

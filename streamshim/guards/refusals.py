@@ -35,7 +35,7 @@ class Refusals:
 
 
 def explain(error: RuntimeError, operation: Operation) -> None:
-    """Explain an error of torch's that an operation has ended with, if it is such a refusal.
+    """Explain an error of torch's that an operation has ended with, if it is such a refusal; blame others on it.
 
     Args:
         error: torch's error.
@@ -46,6 +46,7 @@ def explain(error: RuntimeError, operation: Operation) -> None:
     """
     text = str(error)
     if CHECK_SAYS not in text and COPY_SAYS not in text:
+        syncs.blame(operation, error)
         return
     window = syncs.broken_by(Kind.UNKNOWN)
     if window is None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from .. import allowance, capture, gate, ledger, runtime
 from ..callsite import UNKNOWN as NO_LINE
@@ -20,6 +22,7 @@ from ..callsite import Site, user_site
 from ..capture import Window
 from ..errors import HostSyncError, SyncReport
 from ..streams import LEGACY
+from .codes import code_of
 from .sync_table import Kind, Operation
 
 logger = logging.getLogger("streamshim")
@@ -59,6 +62,31 @@ def check(operation: Operation, target: int = 0) -> None:
     window = broken_by(operation.kind, target)
     if window is not None:
         refuse(operation, window)
+
+
+def run(operation: Operation, target: int, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """`check`, then the call itself; remembered as a culprit if CUDA refuses it because of a capture.
+
+    Another thread may begin a capture between the two.
+
+    Raises:
+        HostSyncError: as `check`.
+    """
+    check(operation, target)
+    try:
+        return original(*args, **kwargs)
+    except Exception as error:
+        blame(operation, error)
+        raise
+
+
+def blame(operation: Operation, error: BaseException) -> None:
+    """Remember a call that has failed, if CUDA's error is about a capture: the call has broken that."""
+    if not capture.any_open() or code_of(error) is None:
+        return
+    site, thread = user_site(), threading.current_thread().name
+    for window in capture.open_windows():
+        ledger.add(ledger.Event("failed sync", f"{operation.words} in thread {thread}", site, 0, 0, window.id))
 
 
 def broken_by(kind: Kind, target: int = 0) -> Window | None:

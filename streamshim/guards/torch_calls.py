@@ -77,9 +77,9 @@ def waiting_for_the_device(original: Callable[..., Any]) -> Callable[..., Any]:
     """The replacement of a call that waits for the current device."""
 
     def synchronize(*args: Any, **kwargs: Any) -> Any:
-        if gate.active:
-            syncs.check(SYNCHRONIZE)
-        return original(*args, **kwargs)
+        if not gate.active:
+            return original(*args, **kwargs)
+        return syncs.run(SYNCHRONIZE, 0, original, args, kwargs)
 
     return synchronize
 
@@ -90,9 +90,9 @@ def waiting_for_an_event(operation: Operation) -> Callable[[Callable[..., Any]],
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
             # An event that was never recorded has no handle, and waits for nothing.
-            if gate.active and self.cuda_event:
-                syncs.check(operation)
-            return original(self, *args, **kwargs)
+            if not gate.active or not self.cuda_event:
+                return original(self, *args, **kwargs)
+            return syncs.run(operation, 0, original, (self, *args), kwargs)
 
         return wait
 
@@ -104,9 +104,9 @@ def waiting_for_a_stream(operation: Operation) -> Callable[[Callable[..., Any]],
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if gate.active:
-                syncs.check(operation, self.cuda_stream)
-            return original(self, *args, **kwargs)
+            if not gate.active:
+                return original(self, *args, **kwargs)
+            return syncs.run(operation, self.cuda_stream, original, (self, *args), kwargs)
 
         return wait
 

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import streamshim
 from streamshim import capture, ledger
 from streamshim.callsite import Site
 from streamshim.capture import Window
 from streamshim.errors import HostSyncError, LostCaptureReport
-from streamshim.guards import forks, lost, refusals, sync_mode
-from streamshim.guards.sync_table import METHODS
+from streamshim.guards import codes, forks, lost, refusals, sync_mode, syncs
+from streamshim.guards.sync_table import EVENT_METHODS, METHODS
 from streamshim.patching import PatchSet
 from streamshim.runtime import CaptureState
 
@@ -73,10 +74,10 @@ class TestLostCaptures:
         ],
     )
     def test_the_code_is_found_in_the_words_of_torch_and_others(self, text, number):
-        assert lost.code_of(RuntimeError(text)).number == number
+        assert codes.code_of(RuntimeError(text)).number == number
 
     def test_the_table_has_every_code_once(self):
-        assert [code.number for code in lost.CODES] == list(range(900, 909))
+        assert [code.number for code in codes.CODES] == list(range(900, 909))
 
     def test_another_error_is_not_explained(self):
         assert lost.explained(window(), RuntimeError("out of memory")) is None
@@ -120,6 +121,31 @@ class TestLostCaptures:
         explained = lost.explained(window(), RuntimeError("operation failed due to a previous error during capture"))
         assert explained.report.culprits == ("Event.query(), at io.py:3 in poll, which streamshim.allow let through",)
 
+    def test_a_call_that_cuda_refused_in_another_thread_is_named(self, capturing):
+        capturing("global", by_other=True)
+
+        def query():
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+        with streamshim.allow("sync", reason="a test"), pytest.raises(RuntimeError, match="not permitted"):
+            syncs.run(EVENT_METHODS["query"], 0, query, (), {})
+        explained = lost.explained(window(), RuntimeError("operation failed due to a previous error during capture"))
+        allowed, failed = explained.report.culprits
+        assert allowed.endswith("which streamshim.allow let through")
+        assert failed.startswith("Event.query() in thread MainThread, at ")
+        assert "test_guards.py" in failed
+        assert failed.endswith("which CUDA refused because of this capture")
+
+    def test_another_failure_is_not_blamed(self, capturing):
+        capturing("thread_local", by_other=True)
+
+        def query():
+            raise RuntimeError("out of memory")
+
+        with pytest.raises(RuntimeError, match="out of memory"):
+            syncs.run(EVENT_METHODS["query"], 0, query, (), {})
+        assert ledger.events() == []
+
     def test_the_capture_is_named_although_its_window_is_closed(self):
         explained = lost.explained(window(), RuntimeError("operation failed due to a previous error during capture"))
         assert "begun at serve.py:12 in capture_model, thread MainThread" in explained.report.capture
@@ -127,14 +153,14 @@ class TestLostCaptures:
     def test_the_first_of_several_codes_decides_what_to_do(self):
         try:
             try:
-                raise RuntimeError(next(code.text for code in lost.CODES if code.number == 906))
+                raise RuntimeError(next(code.text for code in codes.CODES if code.number == 906))
             except RuntimeError:
                 raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
         except RuntimeError as error:
             explained = lost.explained(window(), error)
         assert explained.report.code == 901
         assert "CUDA error 906" in explained.report.culprits[0]
-        assert explained.report.remedy == (next(code.remedy for code in lost.CODES if code.number == 906),)
+        assert explained.report.remedy == (next(code.remedy for code in codes.CODES if code.number == 906),)
 
     def test_an_autograd_node_of_the_default_stream_is_explained(self):
         """torch raises 906 from backward, and 901 from the end of the capture."""
