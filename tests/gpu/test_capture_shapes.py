@@ -2,8 +2,10 @@
 
 import gc
 
+import cute_kernels
 import pytest
 import torch
+from cutlass.cute.runtime import make_fake_stream
 from sync_rows import MODES, N, outcome
 
 import streamshim
@@ -53,8 +55,6 @@ def by_wait_stream(first, then):
 
 @pytest.mark.parametrize("order", [by_event, by_wait_stream])
 def test_b08_forks_with_foreign_kernels_are_legal_and_have_the_nodes_of_their_twin(shim, order):
-    import cute_kernels
-
     kernel = cute_kernels.compile_fake(cute_kernels.no_stream)
     side, nested = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
     x, y, z, out = (torch.zeros(100, device="cuda") for _ in range(4))
@@ -205,9 +205,7 @@ def libcuda():
 
 @pytest.mark.parametrize("api", [cuda_python, libcuda])
 def test_a_capture_that_torch_did_not_begin_is_recognised(shim, api):
-    import cute_kernels
-
-    kernel = cute_kernels.compile_fake(cute_kernels.with_stream, cute_kernels.fake())
+    kernel = cute_kernels.compile_fake(cute_kernels.with_stream, make_fake_stream())
     x, out, stream = torch.ones(100, device="cuda"), torch.zeros(100, device="cuda"), torch.cuda.Stream()
     kernel(x, out, 0)
     torch.cuda.synchronize()
@@ -235,9 +233,7 @@ def test_a_capture_that_torch_did_not_begin_is_recognised(shim, api):
 
 
 def test_breakable_graphs_end_and_begin_many_captures_in_one_block(shim):
-    import cute_kernels
-
-    kernel = cute_kernels.compile_fake(cute_kernels.with_stream, cute_kernels.fake())
+    kernel = cute_kernels.compile_fake(cute_kernels.with_stream, make_fake_stream())
     x, out, stream = torch.zeros(100, device="cuda"), torch.zeros(100, device="cuda"), torch.cuda.Stream()
     kernel(x, out, 0)
     torch.cuda.synchronize()
