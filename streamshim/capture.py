@@ -6,6 +6,7 @@ captures many times inside one block. What is kept here is only what the driver 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 import threading
@@ -26,7 +27,7 @@ class Window:
     """A capture that was opened from Python and has not been closed yet.
 
     Attributes:
-        id: the driver's capture id.
+        id: the driver's capture id; a negative number for a capture that was lost before it could be asked.
         stream: the handle of the capturing stream.
         device: the device's index.
         site: the line that opened it.
@@ -46,16 +47,16 @@ class Window:
     handled: BaseException | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return (
-            f"capture {self.id} on stream {describe_handle(self.stream)} of cuda:{self.device}, begun at {self.site}, "
-            f"thread {self.thread}"
-        )
+        name = f"capture {self.id}" if self.id > 0 else "a capture"
+        where = f"stream {describe_handle(self.stream)} of cuda:{self.device}"
+        return f"{name} on {where}, begun at {self.site}, thread {self.thread}"
 
 
 _windows: dict[int, Window] = {}
 #: Who has a capture open, a graph object or a stream, as a key -> the capture's id. The driver does not tell the id of
 #: a capture that has been invalidated, so at the end of one it cannot be asked.
 _captured_by: dict[object, int] = {}
+_lost = itertools.count(1)
 #: False while nothing is installed; the patches pass through then.
 enabled = False
 #: Called before a capture begins; an exception keeps it from beginning.
@@ -99,15 +100,16 @@ def begun(by: object, handle: int, device: int, error_mode: str) -> None:
         error_mode: "global", "thread_local" or "relaxed".
     """
     state = runtime.get().capture_state(handle)
-    if not state:
+    if not state and state.valid:
         return
+    # Another thread can break a capture as soon as it has begun; its id is not to be had then.
+    id_ = state.id or -next(_lost)
     thread = threading.current_thread()
-    opened = Window(
-        state.id, handle, device, user_site(), thread.name, error_mode, threading.get_ident(), sys.exc_info()[1]
-    )
-    _captured_by[by] = state.id
-    _windows[state.id] = opened
-    _tell(guards, "opened", opened)
+    opened = Window(id_, handle, device, user_site(), thread.name, error_mode, threading.get_ident(), sys.exc_info()[1])
+    _captured_by[by] = id_
+    _windows[id_] = opened
+    if id_ > 0:
+        _tell(guards, "opened", opened)
 
 
 def ending(by: object) -> Window | None:

@@ -117,6 +117,7 @@ class LostCaptureReport:
         meaning: what it means.
         culprits: what is known of who did it, most likely first.
         site: the line of the first error inside the capture, if there was one.
+        is_cause: whether that error is the cause; False if it only says that the capture was lost before.
         capture: the capture, in words.
         remedy: what to do, one line each.
     """
@@ -125,6 +126,7 @@ class LostCaptureReport:
     meaning: str
     culprits: tuple[str, ...]
     site: Site | None
+    is_cause: bool
     capture: str
     remedy: tuple[str, ...]
 
@@ -136,9 +138,10 @@ class LostCaptureReport:
             ("cause", "\n".join(self.culprits) or unknown),
         ]
         if self.site is not None:
-            rows.append(("raised at", _with_source(self.site)))
+            rows.append(("raised at" if self.is_cause else "noticed at", _with_source(self.site)))
+        where = "" if self.site is None else f" at {self.site}" if self.is_cause else f", as was noticed at {self.site}"
         return _rendered(
-            "The CUDA graph capture was lost" + (f" at {self.site}." if self.site is not None else "."),
+            f"The CUDA graph capture was lost{where}.",
             rows,
             "The graph cannot be used. The process can capture again.",
             self.remedy,

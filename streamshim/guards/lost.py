@@ -28,12 +28,14 @@ def explained(window: Window, error: BaseException) -> CaptureInvalidatedError |
     ]
     remedy = [code.remedy]
     site: Site | None = None
+    # What comes after the first error only says that it is too late.
+    inner = code_of(first) if first is not None else None
+    is_cause = first is not None and (inner is None or inner.name != "Invalidated")
     if first is not None:
         site = site_of_traceback(first)
-        inner = code_of(first)
+    if first is not None and is_cause:
         culprits.insert(0, f"{type(first).__name__}: {_headline(first)}")
-        if inner is not None and inner is not code:
-            # What comes after the first error, this one for instance, only says that it is too late.
+        if inner is not None:
             culprits[0] += f"\nCUDA error {inner.number}: {inner.meaning}"
             remedy = [inner.remedy]
         if inner is not None and inner.name == "Implicit" and is_in_traceback(first, "torch.autograd"):
@@ -41,7 +43,7 @@ def explained(window: Window, error: BaseException) -> CaptureInvalidatedError |
             remedy = [*_AUTOGRAD_REMEDY]
     if code.name == "Unjoined":
         culprits += [f"stream {hex(handle)} was forked into the capture at {line}" for handle, line in forks.of(window)]
-    report = LostCaptureReport(code.number, code.meaning, tuple(culprits), site, str(window), tuple(remedy))
+    report = LostCaptureReport(code.number, code.meaning, tuple(culprits), site, is_cause, str(window), tuple(remedy))
     logger.error("%s", report)
     return CaptureInvalidatedError(report)
 

@@ -2,10 +2,11 @@
 
     what the call waits for               a "global" capture    "thread_local"              "relaxed"
     the capture's own work, its device    any thread: breaks    any thread: breaks          any thread: breaks
+    another device as a whole             fine                  fine                        fine
     anything else                         any thread: breaks    the thread that captures    fine
 
 As measured, and as the driver's documentation of ``cuThreadExchangeStreamCaptureMode`` has it, by which a thread can
-excuse itself from the second row (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__STREAM.html). Whoever
+excuse itself from the last row (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__STREAM.html). Whoever
 patches a waiting call (`torch_calls`, `libraries`, the binders) comes here with what it waits for.
 """
 
@@ -110,6 +111,8 @@ def broken_by(kind: Kind, target: int = 0) -> Window | None:
     for window in sorted(windows, key=lambda window: window.id != mine):
         waits = window.id == waited_for or (kind is Kind.DEVICE and window.device == device)
         is_mine = window.id == mine or window.ident == me
+        if kind is Kind.DEVICE and not waits:
+            continue
         # A window may be left over from a capture that was ended below Python.
         if breaks(window.error_mode, waits, is_mine, thread_mode) and state(window.stream).id == window.id:
             return window
@@ -161,7 +164,8 @@ def _report(operation: Operation, window: Window, site: Site) -> SyncReport:
         operation=operation.words,
         site=site,
         thread=thread.name if is_other else "",
-        capture=capture.describe(window.id),
+        # Its window may be closed by now, by the thread that captures.
+        capture=str(window) if window.error_mode != _NOT_KNOWN else capture.describe(window.id),
         mode=str(gate.mode()),
         why=why,
         remedy=remedy,

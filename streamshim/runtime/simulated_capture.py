@@ -139,16 +139,16 @@ class Captures:
 
         Driver (``cuThreadExchangeStreamCaptureMode``), measured: an unsafe call is refused to every thread while a
         "global" capture runs, to the capturing thread during a "thread_local" one, to nobody during a "relaxed" one.
-        A wait for the device is refused while anything on it captures, in every mode and on whatever thread.
+        A wait for a device is refused while anything on it captures, in every mode and on whatever thread, and fine
+        otherwise.
         """
         me = threading.get_ident()
-        lost = [
-            capture
-            for capture in self._open
-            if capture.error_mode == "global"
-            or (capture.error_mode == "thread_local" and capture.thread == me)
-            or any(branch.device == synced_device for branch in capture.branches)
-        ]
+        if synced_device is not None:
+            lost = [c for c in self._open if any(branch.device == synced_device for branch in c.branches)]
+        else:
+            lost = [
+                c for c in self._open if c.error_mode == "global" or (c.error_mode == "thread_local" and c.thread == me)
+            ]
         if lost:
             fail(900, lost)
 

@@ -101,6 +101,8 @@ def test_b07_in_a_global_capture_thread_and_call_are_named(shim):
     assert valid + len(lost) == 50
     for error in lost:
         assert isinstance(error, streamshim.CaptureInvalidatedError) or "capture_begin" in _functions(error)
+        # The capturing thread is not blamed for it.
+        assert not getattr(getattr(error, "report", None), "is_cause", False)
     refused = [error for error in background.errors if isinstance(error, streamshim.HostSyncError)]
     assert refused, "the race was not run into"
     for error in refused:

@@ -106,6 +106,22 @@ def test_a_capture_that_was_invalidated_is_closed_by_its_end(graph_class, cuda):
     assert open_windows() == []
 
 
+def test_a_capture_that_is_lost_before_it_can_be_asked_has_a_window_all_the_same(graph_class, cuda, monkeypatch):
+    """Another thread can break a capture as soon as it has begun."""
+    explained = []
+    graph = graph_class()
+    monkeypatch.setattr(capture, "explain", lambda window, error: explained.append(str(window)))
+    monkeypatch.setattr(cuda, "capture_state", lambda handle: CaptureState(0, valid=False))
+    graph.end_raises = True
+    graph.capture_begin()
+    (window,) = open_windows()
+    assert window.id < 0
+    with pytest.raises(RuntimeError, match="previous error"):
+        graph.capture_end()
+    assert open_windows() == []
+    assert explained == [f"a capture on stream 0x7f0010 of cuda:1, begun at {window.site}, thread MainThread"]
+
+
 def test_an_end_that_is_refused_leaves_the_capture_open(graph_class, cuda):
     """torch refuses to end a capture under another current stream than it began on; it goes on then."""
     graph = graph_class()

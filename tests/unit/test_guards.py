@@ -101,6 +101,21 @@ class TestLostCaptures:
         assert len(caplog.records) == 1
         assert isinstance(explained, RuntimeError)
 
+    def test_an_error_that_only_says_that_it_is_too_late_is_not_blamed(self):
+        """Another thread broke the capture; torch noticed at the capturing thread's next operation."""
+        try:
+            try:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+            finally:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        except RuntimeError as error:
+            explained = lost.explained(window(), error)
+        assert explained.report.culprits == ()
+        text = str(explained)
+        assert text.startswith("The CUDA graph capture was lost, as was noticed at ")
+        assert "  noticed at       " in text
+        assert "not seen: a call below Python" in text
+
     def test_an_exception_that_was_handled_when_the_capture_began_is_not_its_cause(self):
         try:
             {}["cfg"]
@@ -268,7 +283,7 @@ class TestRefusals:
 
 def test_the_text_of_a_lost_capture():
     report = LostCaptureReport(
-        901, "the capture was lost earlier", ("ValueError: no",), Site("model.py", 40, "forward"), "capture 7",
+        901, "the capture was lost earlier", ("ValueError: no",), Site("model.py", 40, "forward"), True, "capture 7",
         ("Look for the first error.",),
     )  # fmt: skip
     assert (

@@ -99,8 +99,11 @@ def test_the_thread_that_captures_is_bound_also_on_another_stream(capturing, cud
     assert refused(EVENT_METHODS["query"]) is expected
 
 
-def test_another_device_may_be_waited_for(capturing, cuda):
-    capturing("thread_local", by_other=True)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("by_other", [False, True])
+def test_another_device_may_be_waited_for(capturing, cuda, mode, by_other):
+    capturing(mode, by_other)
+    cuda.current = MINE
     cuda.device = 1
     assert not refused(SYNCHRONIZE)
 
