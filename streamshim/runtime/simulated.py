@@ -108,10 +108,20 @@ class Stream:
     def synchronize(self) -> None:
         """Let the host wait for what is here. While it captures: 900, and the capture is lost (measured)."""
         with self._sim._lock:
-            if self._branch is not None:
-                fail(900, [self._branch.capture])
-            self._sim._captures.refuse_unsafe()
+            self._refuse()
             self._sim._timeline.run_until(lambda: not self._queue.pending)
+
+    def query(self) -> bool:
+        """Whether nothing is left here. As unsafe as waiting (measured)."""
+        with self._sim._lock:
+            self._refuse()
+            self._sim._timeline.run_without_delay()
+            return not self._queue.pending
+
+    def _refuse(self) -> None:
+        if self._branch is not None:
+            fail(900, [self._branch.capture])
+        self._sim._captures.refuse_unsafe()
 
 
 class Event:
@@ -121,6 +131,11 @@ class Event:
         self._sim = sim
         self._recorded: Entry | None = None
         self._captured: tuple[Capture, frozenset[int]] | None = None
+
+    @property
+    def cuda_event(self) -> int:
+        """A handle, as torch has it: 0 until it is recorded for the first time."""
+        return 0 if self._recorded is None and self._captured is None else id(self)
 
     def query(self) -> bool:
         """Whether it has been reached. An unsafe call while something captures (measured)."""

@@ -17,9 +17,10 @@ from typing import Any, Protocol, TypeVar
 
 import streamshim
 from streamshim import capture, gate, ledger
-from streamshim.patching import PatchSet
+from streamshim.guards import lost, sync_table, syncs, torch_calls
+from streamshim.patching import Patch, PatchSet
 from streamshim.runtime import Runtime
-from streamshim.runtime.simulated import Buffer, Graph, Simulator
+from streamshim.runtime.simulated import Buffer, Event, Graph, Simulator, Stream
 from streamshim.settings import Mode
 from streamshim.streams import handle_of
 
@@ -59,6 +60,15 @@ class World(Protocol):
     def synchronize(self, device: int = 0) -> None:
         """Wait for the device."""
 
+    def value(self, buffer: Any) -> float:
+        """Wait for the current stream of the buffer's device, and return its first value."""
+
+    def event(self) -> Any:
+        """An event that has not been recorded."""
+
+    def malloc(self) -> None:
+        """Allocate from CUDA itself, past torch's allocator."""
+
     def new_stream(self, device: int = 0) -> Any:
         """A stream that this scenario has not seen yet."""
 
@@ -89,21 +99,21 @@ class SimulatedWorld:
     def __init__(self, devices: int = 1) -> None:
         self._sim = Simulator(devices)
         self.runtime = self._sim
-        self.delay, self.synchronize = self._sim.delay, self._sim.synchronize
+        self.delay, self.event = self._sim.delay, self._sim.event
         self.current_stream, self.on, self.device = self._sim.current_stream, self._sim.stream, self._sim.device
         self.new_stream, self.graph, self.read = self._sim.new_stream, self._sim.graph, self._sim.read
 
     @contextmanager
     def installed(self, mode: str) -> Iterator[None]:
-        patches = PatchSet(capture.patches(Graph))
+        patches = PatchSet([*capture.patches(Graph), *_waits()])
         patches.apply()
         ledger.clear()
         gate.set_mode(Mode(mode))
-        capture.enabled = True
+        capture.enabled, capture.explain = True, lost.explained
         try:
             yield
         finally:
-            capture.enabled = False
+            capture.enabled, capture.explain = False, None
             gate.set_mode(Mode.OFF)
             patches.undo()
 
@@ -123,6 +133,20 @@ class SimulatedWorld:
         launch = gate.Launch("simulated kernel 'add_one'", can_bind=False, remedy=remedy)
         self._launch(buffer, gate.resolve(0, buffer.device, launch))
 
+    def synchronize(self, device: int = 0) -> None:
+        with self._sim.device(device):
+            self._sim.synchronize()
+
+    def value(self, buffer: Buffer) -> float:
+        if gate.active:
+            syncs.check(sync_table.METHODS["item"], self._sim.current_handle(buffer.device))
+        return self._sim.read(buffer)[0]
+
+    def malloc(self) -> None:
+        if gate.active:
+            syncs.check(sync_table.Operation("simulated malloc", sync_table.ALLOCATE, sync_table.Kind.MEMORY))
+        self._sim.malloc()
+
     def _launch(self, buffer: Buffer, handle: int) -> None:
         with self._sim.device(buffer.device):
             self._sim.launch(_add_one, buffer, stream=handle, name="add_one")
@@ -135,6 +159,14 @@ class SimulatedWorld:
     def tidy(self) -> None:
         for device in range(self._sim.device_count()):
             self._sim.synchronize(device)
+
+
+def _waits() -> list[Patch]:
+    """The guards' patches on the simulator's waiting calls."""
+    make_event, make_stream = torch_calls.waiting_for_an_event, torch_calls.waiting_for_a_stream
+    events = [Patch(Event, name, make_event(sync_table.EVENT_METHODS[name])) for name in ("synchronize", "query")]
+    streams = [Patch(Stream, name, make_stream(sync_table.STREAM_METHODS[name])) for name in ("synchronize", "query")]
+    return [Patch(Simulator, "synchronize", torch_calls.waiting_for_the_device), *events, *streams]
 
 
 def _add_one(buffer: Buffer) -> None:
@@ -165,6 +197,7 @@ class CudaWorld:
         self._seen: set[int] = set()
         self.graph, self.on, self.device = torch.cuda.CUDAGraph, torch.cuda.stream, torch.cuda.device
         self.current_stream, self.synchronize = torch.cuda.current_stream, torch.cuda.synchronize
+        self.event = torch.cuda.Event
         self._prepare()
 
     def _prepare(self) -> None:
@@ -194,6 +227,17 @@ class CudaWorld:
 
     def read(self, buffer: Any) -> list[float]:
         return [float(value) for value in buffer.tolist()]
+
+    def value(self, buffer: Any) -> float:
+        return float(buffer[0].item())
+
+    def malloc(self) -> None:
+        from cuda.bindings import runtime
+
+        error, pointer = runtime.cudaMalloc(1024)
+        if int(error) != 0:
+            raise RuntimeError(repr(error))
+        runtime.cudaFree(pointer)
 
     def launch(self, buffer: Any, stream: Any = ABSENT) -> None:
         given = None if stream is None else self._handle_type(handle_of(stream))
