@@ -19,6 +19,7 @@ from typing import Any
 from ... import gate
 from ...patching import Patch
 from .calls import Path
+from .shortcuts import Shortcuts, class_of, subclass
 from .values import FunctionPointer
 
 
@@ -32,12 +33,15 @@ class LibraryHook:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.paths: dict[str, Path] = {}
+        self._shortcuts = Shortcuts(library._FuncPtr, self.paths.get, lambda: self._patch.in_place)
         # Neither the class nor what is set on it leads back to the library, which may be collected.
-        self._patch = Patch(library._FuncPtr, "__call__", _call_by_name(self.paths, weakref.ref(library)))
+        by_name = _call_by_name(self.paths, weakref.ref(library), self._shortcuts)
+        self._patch = Patch(library._FuncPtr, "__call__", by_name)
         self._is_applied = False
 
     def apply(self) -> None:
         """Put it in place, unless it is there already: also where someone else has wrapped it since."""
+        self._shortcuts.withdraw()
         if not self._is_applied:
             self._patch.apply()
             self._is_applied = True
@@ -45,6 +49,7 @@ class LibraryHook:
     def undo(self) -> bool:
         """Take it away; False if someone else has wrapped it since. Theirs stays then, and ours passes through."""
         self.paths.clear()
+        self._shortcuts.withdraw()
         if self._is_applied and self._patch.undo():
             self._is_applied = False
         return not self._is_applied
@@ -59,17 +64,20 @@ class LibraryHook:
 _ours: set[Any] = set()
 
 
-def _call_by_name(paths: dict[str, Path], library: weakref.ref[Any]) -> Callable[..., Any]:
+def _call_by_name(paths: dict[str, Path], library: weakref.ref[Any], shortcuts: Shortcuts) -> Callable[..., Any]:
     find = paths.get
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(*call: Any, **kwargs: Any) -> Any:
+            name = ""
             try:
-                path = find(call[0].__name__)
+                name = call[0].__name__
+                path = find(name)
             except AttributeError:
                 path = _by_address(call[0], paths, library()) if paths else None
             if path is None or not gate.active:
                 return original(*call, **kwargs)
+            shortcuts.offer(call[0], name, path, original)
             return path(original, call, kwargs)
 
         _ours.add(__call__.__code__)
@@ -96,18 +104,21 @@ class PointerHook:
 
     def __init__(self, function: Any) -> None:
         self.path: Path | None = None
-        self._base = type(function)
-        self._class: Any = _subclass(self._base, _call_of(self, _below_ours(self._base.__call__)))
+        self._base = class_of(function)
+        self._class: Any = subclass(self._base, _call_of(self, _below_ours(self._base.__call__)))
         self._ours = vars(self._class)["__call__"]
+        self._shortcuts = Shortcuts(self._class, vars(self).get, self._is_in_place)
 
     def apply(self, function: Any) -> None:
         """Give the function its own class, if it has not got it."""
-        if type(function) is self._base:
+        self._shortcuts.withdraw()
+        if class_of(function) is self._base:
             function.__class__ = self._class
 
     def undo(self, function: Any) -> bool:
         """Give it the class that it had; False if someone else has wrapped ours since, which passes through then."""
         self.path = None
+        self._shortcuts.withdraw()
         if self.is_wrapped(function):
             return False
         if type(function) is self._class:
@@ -116,9 +127,11 @@ class PointerHook:
 
     def is_wrapped(self, function: Any) -> bool:
         """Whether someone else has wrapped or replaced it."""
-        return type(function) is not self._base and (
-            type(function) is not self._class or vars(self._class).get("__call__") is not self._ours
-        )
+        kind = class_of(function)
+        return kind is not self._base and (kind is not self._class or not self._is_in_place())
+
+    def _is_in_place(self) -> bool:
+        return vars(self._class).get("__call__") is self._ours
 
 
 def _below_ours(call: Any) -> Any:
@@ -133,16 +146,10 @@ def _call_of(hook: PointerHook, original: Callable[..., Any]) -> Callable[..., A
         path = hook.path
         if path is None or not gate.active:
             return original(*call, **kwargs)
+        hook._shortcuts.offer(call[0], "path", path, original)
         return path(original, call, kwargs)
 
     return __call__
-
-
-def _subclass(base: Any, call: Callable[..., Any]) -> Any:
-    """A subclass that ctypes treats as the base: what it reads from the class has to be said again."""
-    said = {name: getattr(base, name) for name in ("_flags_", "_restype_", "_argtypes_") if hasattr(base, name)}
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    return type(base)(base.__name__, (base,), {**said, **names, "__slots__": (), "__call__": call})
 
 
 def is_function(value: Any) -> bool:
