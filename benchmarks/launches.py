@@ -66,9 +66,10 @@ def _cute_tvm_ffi(machine: Machine) -> Iterator[Form]:
         explicit = cute_kernels.tvm_ffi_kernel(machine, "argument")
     with installed(BIND):
         streamless = cute_kernels.tvm_ffi_kernel(machine, "none")
+        bound = cute_kernels.tvm_ffi_kernel(machine, "argument")
     names: dict[str, Any] = {
-        "environment": environment, "explicit": explicit, "streamless": streamless, "CUstream": cuda.CUstream,
-        "x": machine.x, "out": machine.out, "stream": cuda.CUstream(machine.handle),
+        "environment": environment, "explicit": explicit, "streamless": streamless, "bound": bound,
+        "x": machine.x, "out": machine.out, "CUstream": cuda.CUstream, "stream": cuda.CUstream(machine.handle),
     }  # fmt: skip
     raw = _raw(machine)
     names["wrapped"] = _filling(explicit, 2, lambda: cuda.CUstream(raw(0)))
@@ -82,9 +83,9 @@ def _cute_tvm_ffi(machine: Machine) -> Iterator[Form]:
         ("bare", OFF): "explicit(x, out, stream)",
         ("hand-written", OFF): "explicit(x, out, CUstream(torch.cuda.current_stream().cuda_stream))",
         ("native", OFF): "explicit(x, out, CUstream(raw(0)))",
-        ("shim", BIND): "explicit(x, out, stream)",
-        ("shim, None", BIND): "explicit(x, out, None)",
-        ("strict", STRICT): "explicit(x, out, stream)",
+        ("shim", BIND): "bound(x, out, stream)",
+        ("shim, None", BIND): "bound(x, out, None)",
+        ("strict", STRICT): "bound(x, out, stream)",
         ("wrapt", OFF): "wrapped(x, out, None)",
     }, machine)  # fmt: skip
 
@@ -95,17 +96,26 @@ def _cute_plain(machine: Machine) -> Iterator[Form]:
 
     with installed(OFF):
         plain = cute_kernels.plain_kernel(machine)
+    with installed(BIND):
+        bound = cute_kernels.plain_kernel(machine)
     x, out = cute_kernels.cute_tensors(machine)
-    names = {"plain": plain, "x": x, "out": out, "CUstream": cuda.CUstream, "stream": cuda.CUstream(machine.handle)}
+    names = {
+        "plain": plain,
+        "bound": bound,
+        "x": x,
+        "out": out,
+        "CUstream": cuda.CUstream,
+        "stream": cuda.CUstream(machine.handle),
+    }
     raw = _raw(machine)
     names["wrapped"] = _filling(plain, 2, lambda: cuda.CUstream(raw(0)))
     yield _form("CuTe plain, stream argument", names, {
         ("bare", OFF): "plain(x, out, stream)",
         ("hand-written", OFF): "plain(x, out, CUstream(torch.cuda.current_stream().cuda_stream))",
         ("native", OFF): "plain(x, out, CUstream(raw(0)))",
-        ("shim", BIND): "plain(x, out, stream)",
-        ("shim, None", BIND): "plain(x, out, None)",
-        ("strict", STRICT): "plain(x, out, stream)",
+        ("shim", BIND): "bound(x, out, stream)",
+        ("shim, None", BIND): "bound(x, out, None)",
+        ("strict", STRICT): "bound(x, out, stream)",
         ("wrapt", OFF): "wrapped(x, out, None)",
     }, machine)  # fmt: skip
 
