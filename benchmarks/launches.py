@@ -121,7 +121,7 @@ def _cute_plain(machine: Machine) -> Iterator[Form]:
 
 
 def _ctypes(machine: Machine) -> Iterator[Form]:
-    bare, bound = machine.library, machine.another_library()
+    bare, bound = machine.library, machine.bound
     streamshim.bind(bound, {"launch": -1})
     raw = _raw(machine)
     names = {

@@ -85,8 +85,9 @@ class Machine:
             library.with_environment(ctypes.cast(get_stream, ctypes.c_void_p))
         return library
 
-    def another_library(self) -> ctypes.CDLL:
-        """The same library as another object, to bind that one and leave this one alone."""
+    @cached_property
+    def bound(self) -> ctypes.CDLL:
+        """The same library as another object, to bind this one and leave that one alone."""
         return declared(ctypes.CDLL(self.library._name))
 
     def tvm_ffi_function(self, name: str) -> Any:

@@ -5,8 +5,8 @@ python -m benchmarks.tables benchmarks/results/h200.json > table.md
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,33 @@ def _piped(head: Row, rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def fill(document: Path, name: str, table: str) -> None:
+    """Replace what stands between the marks of this name in a document.
+
+    Raises:
+        ValueError: if it has no such marks.
+    """
+    begin, end = f"<!-- table: {name} -->", f"<!-- end: {name} -->"
+    words = document.read_text()
+    before, found, rest = words.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found or not found_end:
+        raise ValueError(f"{document} has no marks {begin} and {end}")
+    document.write_text(f"{before}{begin}\n{table}{end}{after}")
+
+
+def main() -> None:
+    """Print the table of a run, or put it into a document."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=main.__doc__)
+    parser.add_argument("results", type=Path, help="what `python -m benchmarks --json` has written")
+    parser.add_argument("--into", type=Path, help="a document with marks of the same name as the results")
+    wish = parser.parse_args()
+    table = markdown(json.loads(wish.results.read_text()))
+    if wish.into is None:
+        print(table, end="")
+    else:
+        fill(wish.into, wish.results.stem, table)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m benchmarks.tables RESULTS.json")
-    print(markdown(json.loads(Path(sys.argv[1]).read_text())), end="")
+    main()

@@ -43,7 +43,8 @@ def run(machine: Machine, forms: list[Form], rounds: int) -> list[Result]:
 def _rate(machine: Machine, variant: Variant, count: int) -> float:
     """Launches per second of so many threads together; each waits for its stream after a burst, outside the timing."""
     barrier = threading.Barrier(count)
-    taken = [0.0] * _BURSTS
+    # From the first start to the last end: who gets the GIL first is over before others have begun.
+    starts, ends = [[0.0] * count for _ in range(_BURSTS)], [[0.0] * count for _ in range(_BURSTS)]
     failed: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -54,11 +55,10 @@ def _rate(machine: Machine, variant: Variant, count: int) -> float:
                 for burst in range(_BURSTS):
                     machine.settle()
                     barrier.wait(timeout=60)
-                    start = perf_counter()
+                    starts[burst][number] = perf_counter()
                     timer.timeit(BURST)
+                    ends[burst][number] = perf_counter()
                     barrier.wait(timeout=60)
-                    if number == 0:
-                        taken[burst] = perf_counter() - start
         except BaseException as error:  # noqa: BLE001, raised in the thread that asked
             failed.append(error)
             barrier.abort()
@@ -70,7 +70,8 @@ def _rate(machine: Machine, variant: Variant, count: int) -> float:
         thread.join()
     if failed:
         raise failed[0]
-    return count * BURST / sorted(taken)[_BURSTS // 2]
+    taken = sorted(max(end) - min(start) for start, end in zip(starts, ends, strict=True))
+    return count * BURST / taken[_BURSTS // 2]
 
 
 def _stream(machine: Machine) -> Any:
