@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ... import gate
@@ -32,8 +32,9 @@ class LibraryHook:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.paths: dict[str, Path] = {}
+        self.paths = _Paths()
         self._shortcuts = Shortcuts(library._FuncPtr, self.paths.get, lambda: self._patch.in_place)
+        self.paths.changed = self._shortcuts.withdraw
         # Neither the class nor what is set on it leads back to the library, which may be collected.
         by_name = _call_by_name(self.paths, weakref.ref(library), self._shortcuts)
         self._patch = Patch(library._FuncPtr, "__call__", by_name)
@@ -41,7 +42,6 @@ class LibraryHook:
 
     def apply(self) -> None:
         """Put it in place, unless it is there already: also where someone else has wrapped it since."""
-        self._shortcuts.withdraw()
         if not self._is_applied:
             self._patch.apply()
             self._is_applied = True
@@ -49,7 +49,6 @@ class LibraryHook:
     def undo(self) -> bool:
         """Take it away; False if someone else has wrapped it since. Theirs stays then, and ours passes through."""
         self.paths.clear()
-        self._shortcuts.withdraw()
         if self._is_applied and self._patch.undo():
             self._is_applied = False
         return not self._is_applied
@@ -58,6 +57,28 @@ class LibraryHook:
     def is_wrapped(self) -> bool:
         """Whether someone else has wrapped or replaced it."""
         return self._is_applied and not self._patch.in_place
+
+
+class _Paths(dict[str, Path]):
+    """Paths by name. After each change ``changed`` is called: shortcuts are made for what was there before."""
+
+    changed: Callable[[], None]
+
+    def update(self, other: Mapping[str, Path]) -> None:  # type: ignore[override]
+        super().update(other)
+        self.changed()
+
+    def __setitem__(self, name: str, path: Path) -> None:
+        super().__setitem__(name, path)
+        self.changed()
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        self.changed()
+
+    def clear(self) -> None:
+        super().clear()
+        self.changed()
 
 
 #: The code of what `_call_by_name` makes, to recognise it by.
@@ -96,29 +117,33 @@ def _by_address(function: Any, paths: dict[str, Path], library: Any) -> Path | N
 
 
 class PointerHook:
-    """The ``__call__`` of one function pointer.
-
-    Attributes:
-        path: the way its calls take; None lets them pass.
-    """
+    """The ``__call__`` of one function pointer."""
 
     def __init__(self, function: Any) -> None:
-        self.path: Path | None = None
+        self._path: Path | None = None
         self._base = class_of(function)
         self._class: Any = subclass(self._base, _call_of(self, _below_ours(self._base.__call__)))
         self._ours = vars(self._class)["__call__"]
-        self._shortcuts = Shortcuts(self._class, vars(self).get, self._is_in_place)
+        self._shortcuts = Shortcuts(self._class, lambda _: self._path, self._is_in_place)
+
+    @property
+    def path(self) -> Path | None:
+        """The way its calls take; None lets them pass."""
+        return self._path
+
+    @path.setter
+    def path(self, path: Path | None) -> None:
+        self._path = path
+        self._shortcuts.withdraw()
 
     def apply(self, function: Any) -> None:
         """Give the function its own class, if it has not got it."""
-        self._shortcuts.withdraw()
         if class_of(function) is self._base:
             function.__class__ = self._class
 
     def undo(self, function: Any) -> bool:
         """Give it the class that it had; False if someone else has wrapped ours since, which passes through then."""
         self.path = None
-        self._shortcuts.withdraw()
         if self.is_wrapped(function):
             return False
         if type(function) is self._class:
@@ -143,10 +168,10 @@ def _below_ours(call: Any) -> Any:
 
 def _call_of(hook: PointerHook, original: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(*call: Any, **kwargs: Any) -> Any:
-        path = hook.path
+        path = hook._path
         if path is None or not gate.active:
             return original(*call, **kwargs)
-        hook._shortcuts.offer(call[0], "path", path, original)
+        hook._shortcuts.offer(call[0], "", path, original)
         return path(original, call, kwargs)
 
     return __call__

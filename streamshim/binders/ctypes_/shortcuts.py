@@ -24,24 +24,16 @@ _ABSENT: Any = object()
 _CALL, _FOR = "_streamshim_call", "_streamshim_for"
 
 # This is `gate.resolve` spelt out, so that the rows which need no question to the driver are answered here; a test
-# holds the two together. As long as ``find`` and ``gate`` say what they said when it was made, nobody has bound the
-# function in another way, or put another runtime in place. ``call`` is the original bound to the function, which saves
-# packing the arguments once more.
+# holds the two together. It is made in a mode that binds, and put out of use by ``off``: it is for no argtypes then.
+# ``question`` is asked no more once there is another runtime. ``call`` is the original bound to the function, which
+# saves packing the arguments once more.
 _SOURCE = """
-def make(above, call, types, find, key, path, question, gate, ABSENT, LAST_DEFAULT):
-    launch, argument, resolve_rare = path.launch, path.argument, gate._resolve_rare
+def make(above, call, types, launch, argument, question, gate, ABSENT, LAST_DEFAULT):
+    resolve_rare = gate._resolve_rare
 
     def __call__(self, {parameters}, /, *more, **kwargs):
-        if (
-            gate._binds
-            and self.argtypes is types
-            and find(key) is path
-            and gate.current_handle is question
-            and {needed} is not ABSENT
-            and not more
-            and not kwargs
-        ):
-            if stream is None or stream is ABSENT:
+        if self.argtypes is types and gate.current_handle is question and not more and not kwargs{complete}:
+            if stream is None{or_left_out}:
                 return call({before}question({device}){after})
             if stream.__class__ is int:
                 current = question({device})
@@ -52,7 +44,11 @@ def make(above, call, types, find, key, path, question, gate, ABSENT, LAST_DEFAU
         given = [value for value in ({before}stream{after},) if value is not ABSENT]
         return above.__call__(self, *given, *more, **kwargs)
 
-    return __call__
+    def off():
+        nonlocal types
+        types = ABSENT
+
+    return __call__, off
 """
 
 _lock = threading.Lock()
@@ -69,7 +65,8 @@ class Shortcuts:
 
     def __init__(self, above: Any, find: Callable[[str], Path | None], in_place: Callable[[], bool]) -> None:
         self._above, self._find, self._in_place = above, find, in_place
-        self._functions: dict[int, weakref.ref[Any]] = {}  # by id, since function pointers have no hash
+        # By the function's id, since function pointers have no hash.
+        self._made: dict[int, tuple[weakref.ref[Any], Callable[[], None]]] = {}
 
     def offer(self, function: Any, key: str, path: Path, original: Callable[..., Any]) -> None:
         """Give the function a shortcut, if it can have one and has none that fits.
@@ -95,19 +92,23 @@ class Shortcuts:
             if self._find(key) is path and self._in_place() and self._drop(function):
                 make = _maker(len(types), place, asked.device_count() == 1)
                 bound = original.__get__(function, self._above)
-                call = make(self._above, bound, types, self._find, key, path, question, gate, _ABSENT, LAST_DEFAULT)
-                key_of_it = id(function)
-                self._functions[key_of_it] = weakref.ref(function, lambda _: self._functions.pop(key_of_it, None))
+                launch: Any = path  # it has what `_quick` has put there
+                call, off = make(
+                    self._above, bound, types, launch.launch, launch.argument, question, gate, _ABSENT, LAST_DEFAULT
+                )
+                mark = id(function)
+                self._made[mark] = weakref.ref(function, lambda _: self._made.pop(mark, None)), off
                 function.__class__ = subclass(self._above, call, **{_CALL: call, _FOR: made_for})
 
     def withdraw(self) -> None:
-        """Take all shortcuts away, but for those that someone else has wrapped: these pass through."""
+        """Take all shortcuts away. Those that someone else has wrapped stay, and pass through."""
         with _lock:
-            for ref in list(self._functions.values()):
+            for ref, off in list(self._made.values()):
+                off()
                 function = ref()
                 if function is not None:
                     self._drop(function)
-            self._functions.clear()
+            self._made.clear()
 
     def _drop(self, function: Any) -> bool:
         """Take the function's shortcut away; False if it has a class of somebody else's, or a wrapped shortcut."""
@@ -127,13 +128,14 @@ def class_of(function: Any) -> Any:
 
 
 @functools.cache
-def _maker(count: int, place: int, one_device: bool) -> Callable[..., Callable[..., Any]]:
+def _maker(count: int, place: int, one_device: bool) -> Callable[..., Any]:
     """What makes the ``__call__`` of a function with so many parameters and the stream at this place."""
     before, after = [f"a{i}" for i in range(place)], [f"a{i}" for i in range(place + 1, count)]
     source = _SOURCE.format(
         parameters=", ".join(f"{name}=ABSENT" for name in (*before, "stream", *after)),
-        # The last argument that has to be there: where the stream is the last one, it may be left out.
-        needed=["self", *before, *after][-1],
+        # The stream may be left out if it is the last one; anywhere else the others would move up.
+        complete=f" and {after[-1]} is not ABSENT" if after else "",
+        or_left_out="" if after else f" or stream is ABSENT and {['self', *before][-1]} is not ABSENT",
         before="".join(f"{name}, " for name in before),
         after="".join(f", {name}" for name in after),
         device="0" if one_device else "gate.current_device()",
@@ -143,7 +145,7 @@ def _maker(count: int, place: int, one_device: bool) -> Callable[..., Callable[.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     names: dict[str, Any] = {"__name__": __name__, "ABSENT": _ABSENT}
     exec(compile(source, file, "exec"), names)
-    made: Callable[..., Callable[..., Any]] = names["make"]
+    made: Callable[..., Any] = names["make"]
     return made
 
 
