@@ -205,7 +205,7 @@ def _launch_kernel(original: Callable[..., Any], module: Any, function: Function
             else:
                 given = hStream if type(hStream) is int else -1
             if given >= 0:
-                current = gate.current_handle(gate.current_device())
+                current = gate.current_handle(0 if gate.one_device else gate.current_device())
                 if given == current or given <= LAST_DEFAULT:
                     if given != current:
                         hStream = stream_object(current)

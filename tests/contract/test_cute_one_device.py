@@ -37,7 +37,6 @@ class Tensor:
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch):
     monkeypatch.setattr(devices, "tensor_type", Tensor)
-    monkeypatch.setattr(devices, "only_question", None)
     previous = runtime.use(None)
     yield
     runtime.use(previous)
@@ -71,7 +70,6 @@ def test_one_device(environment):
     use(1)
     streamshim.install(only=["cute"])
     called = kernel(environment)
-    devices.device_of([])
     Tensor.asked = 0
     for given in (None, 0, 1, stream_objects.stream_object(CURRENT[0])):
         assert called(Tensor(), given) == CURRENT[0]
@@ -83,7 +81,6 @@ def test_several_devices():
     use(2)
     streamshim.install(only=["cute"])
     called = kernel()
-    devices.device_of([])
     for device in (0, 1, 0):
         assert called(Tensor(device), None) == CURRENT[device]
 
@@ -92,7 +89,6 @@ def test_another_runtime_with_more_devices():
     use(1)
     streamshim.install(only=["cute"])
     called = kernel()
-    devices.device_of([])
     assert called(Tensor(), None) == CURRENT[0]
     use(2)
     assert called(Tensor(1), None) == CURRENT[1]
@@ -101,6 +97,8 @@ def test_another_runtime_with_more_devices():
 def test_the_gate_need_not_have_been_asked_before():
     use(1)
     gate.connect(None)
-    devices.device_of([])
-    assert devices.only_question is gate.current_handle
-    assert gate.current_handle(0) == CURRENT[0]
+    assert not gate.one_device
+    streamshim.install(only=["cute"])
+    called = kernel()
+    assert called(Tensor(), None) == CURRENT[0]
+    assert gate.one_device

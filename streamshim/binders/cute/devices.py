@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ... import gate, runtime
+from ... import runtime
 
 _CUDA = 2  # kDLCUDA of dlpack.h
 
@@ -18,13 +18,11 @@ class _NoTensor:
 
 #: ``torch.Tensor`` once torch is there; read on the launch path.
 tensor_type: Any = _NoTensor
-#: The gate's question for the current stream, once it was found to be asked of a runtime with one device.
-only_question: Any = None
 
 
 def device_of(values: Iterable[Any]) -> int:
     """The index of the device of the first GPU tensor; the current device if there is none, or only one device."""
-    global tensor_type, only_question
+    global tensor_type
     if tensor_type is _NoTensor and "torch" in sys.modules:
         tensor_type = sys.modules["torch"].Tensor
     asked = runtime.get()
@@ -33,11 +31,7 @@ def device_of(values: Iterable[Any]) -> int:
             device = _device(value)
             if device is not None:
                 return device
-        return asked.current_device()
-    device = gate.current_device()  # connects the gate, if this is its first question
-    if gate.current_handle == asked.current_handle:
-        only_question = gate.current_handle
-    return device
+    return asked.current_device()
 
 
 def _device(value: Any) -> int | None:

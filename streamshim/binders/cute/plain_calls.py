@@ -44,7 +44,7 @@ def normalise_arguments(original: Callable[..., Any]) -> Callable[..., Any]:
                 args = tuple(filled)
             else:
                 args, kwargs = plan.bind(args, kwargs, _as_given)
-        if gate.current_handle is devices.only_question or runtime.get().device_count() == 1:
+        if gate.one_device or runtime.get().device_count() == 1:
             return original(self, args, kwargs)
         device = devices.device_of((*args, *kwargs.values()))
         # torch exports a tensor through DLPack only while its device is current.
@@ -68,7 +68,7 @@ def run_on_torch_stream(original: Callable[..., Any]) -> Callable[..., Any]:
     def run_compiled_program(self: Any, exe_args: list[Any]) -> Any:
         if not gate.active:
             return original(self, exe_args)
-        current = gate.current_device()
+        current = 0 if gate.one_device else gate.current_device()
         device = exe_args.device if type(exe_args) is DeviceArgs else current
         plan = getattr(self.jit_module, ATTRIBUTE, None) or _plan_of(self.jit_module)
         launch = plan.launch

@@ -40,8 +40,7 @@ def call_with_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
                     return run(*args, **kwargs)
             elif 0 <= plan.only < len(args) and plan.tensor >= 0 and gate.active:
                 place = plan.only
-                question = gate.current_handle
-                if question is devices.only_question and not plan.environment:
+                if gate.one_device and not plan.environment:
                     device = 0
                 elif plan.tensor < len(args) and type(args[plan.tensor]) is devices.tensor_type:
                     device = args[plan.tensor].get_device()
@@ -50,7 +49,7 @@ def call_with_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
                 value = args[place]
                 exact = type(value) is stream_objects.stream_type
                 given = int(value) if exact else 0 if value is None else handle_of(value, plan.slots[0].name)
-                handle = question(device)
+                handle = gate.current_handle(device)
                 # `gate.resolve` spelt out, as far as it needs no question to the driver.
                 if given != handle and not (gate._binds and given <= LAST_DEFAULT):
                     handle = gate.resolve(given, device, plan.launch, plan.slots[0].name)
