@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,10 +23,28 @@ def forms(machine: Machine) -> list[Form]:
     made: list[Form] = []
     for make in (_cute_tvm_ffi, _cute_plain, _ctypes, _tvm_ffi, _cu_launch_kernel, _cuda_core):
         try:
-            made += make(machine)
-        except (ImportError, OSError) as error:
-            machine.missing[make.__name__.strip("_")] = str(error)
+            for form in make(machine):
+                _prove(machine, form)
+                made.append(form)
+        except Exception as error:  # noqa: BLE001, the others can still be measured, and this one is listed as missing
+            machine.missing[make.__name__.strip("_")] = f"{type(error).__name__}: {error}"
     return made
+
+
+def _prove(machine: Machine, form: Form) -> None:
+    """Run each variant once; on a GPU it must have launched the kernel.
+
+    Raises:
+        RuntimeError: if it has not.
+    """
+    for variant in form.variants:
+        with installed(variant.state):
+            machine.out.zero_()
+            machine.settle()
+            timeit.Timer(variant.statement, globals=dict(variant.names)).timeit(1)
+            machine.settle()
+            if machine.gpu and machine.out.tolist() != [1.0] * N:
+                raise RuntimeError(f"{form.name}, {variant.name}: the kernel was not launched")
 
 
 def _form(name: str, names: dict[str, Any], variants: dict[tuple[str, str], str], machine: Machine) -> Form:
@@ -165,8 +185,6 @@ def _tvm_ffi(machine: Machine) -> Iterator[Form]:
 
 
 def _cu_launch_kernel(machine: Machine) -> Iterator[Form]:
-    import ctypes
-
     driver, raw = machine.driver, _raw(machine)
     values = (machine.x.data_ptr(), machine.out.data_ptr(), N)
     names = {
@@ -191,8 +209,6 @@ def _cu_launch_kernel(machine: Machine) -> Iterator[Form]:
 def _cuda_core(machine: Machine) -> Iterator[Form]:
     if not machine.gpu:
         raise OSError("cuda.core has no launch without a GPU")
-    import ctypes
-
     from cuda import core
 
     core.Device().set_current()

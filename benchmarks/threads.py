@@ -50,7 +50,8 @@ def _rate(machine: Machine, variant: Variant, count: int) -> float:
     def work(number: int) -> None:
         try:
             with _stream(machine):
-                timer = timeit.Timer(variant.statement, globals=dict(variant.names))
+                names = {**variant.names, "handle": variant.names["raw"](0)}
+                timer = timeit.Timer(variant.statement, globals=names)
                 timer.timeit(30)
                 for burst in range(_BURSTS):
                     machine.settle()

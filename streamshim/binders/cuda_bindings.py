@@ -23,7 +23,7 @@ from ..settings import Mode
 from ..streams import LAST_DEFAULT, handle_of
 from .cuda_functions import BY_CONFIG, DRIVER, ESSENTIAL, TABLES, WAITS, Function, Kind
 from .holders import Holders
-from .stream_objects import stream_object
+from .stream_objects import by_handle, stream_object
 
 
 class CudaBindingsBinder:
@@ -198,21 +198,20 @@ def _launch_kernel(original: Callable[..., Any], module: Any, function: Function
     ) -> Any:
         # `gate.resolve` spelt out, as far as it needs no question to the driver.
         if gate._binds and extra is not _ABSENT and not more and not others:
-            if hStream is None:
-                given = 0
-            elif type(hStream) is stream_type:
+            if type(hStream) is stream_type:
                 given = int(hStream)
+            elif hStream is None:
+                given = 0
             else:
                 given = hStream if type(hStream) is int else -1
-            if given >= 0:
-                current = gate.current_handle(0 if gate.one_device else gate.current_device())
-                if given == current or given <= LAST_DEFAULT:
-                    if given != current:
-                        hStream = stream_object(current)
-                    return original(
-                        f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream,
-                        kernelParams, extra,
-                    )  # fmt: skip
+            current = gate.current_handle(0 if gate.one_device else gate.current_device())
+            if given == current or 0 <= given <= LAST_DEFAULT:
+                if given != current:
+                    hStream = by_handle.get(current) or stream_object(current)
+                return original(
+                    f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream,
+                    kernelParams, extra,
+                )  # fmt: skip
         values = (f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream)
         return rare(*_as_called((*values, kernelParams, extra), others), *more, **others)
 

@@ -33,7 +33,7 @@ def make(above, call, types, launch, argument, question, gate, ABSENT, LAST_DEFA
 
     def __call__(self, {parameters}, /, *more, **kwargs):
         if self.argtypes is types and gate.current_handle is question and not more and not kwargs{complete}:
-            if stream is None{or_left_out}:
+            if stream is None:
                 return call({before}question({device}){after})
             if stream.__class__ is int:
                 current = question({device})
@@ -41,6 +41,8 @@ def make(above, call, types, launch, argument, question, gate, ABSENT, LAST_DEFA
                     return call({before}current{after})
                 if 0 < stream < 1 << 64:
                     return call({before}resolve_rare(stream, current, {device}, launch, argument){after})
+            elif {left_out}:
+                return call({before}question({device}){after})
         given = [value for value in ({before}stream{after},) if value is not ABSENT]
         return above.__call__(self, *given, *more, **kwargs)
 
@@ -135,7 +137,7 @@ def _maker(count: int, place: int, one_device: bool) -> Callable[..., Any]:
         parameters=", ".join(f"{name}=ABSENT" for name in (*before, "stream", *after)),
         # The stream may be left out if it is the last one; anywhere else the others would move up.
         complete=f" and {after[-1]} is not ABSENT" if after else "",
-        or_left_out="" if after else f" or stream is ABSENT and {['self', *before][-1]} is not ABSENT",
+        left_out="False" if after else f"stream is ABSENT and {['self', *before][-1]} is not ABSENT",
         before="".join(f"{name}, " for name in before),
         after="".join(f", {name}" for name in after),
         device="0" if one_device else "gate.current_device()",
