@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,10 +56,16 @@ def main() -> int:
     print(tables.text(run))
     if wish.json is not None:
         wish.json.parent.mkdir(parents=True, exist_ok=True)
-        wish.json.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n")
+        wish.json.write_text(_dumped(run))
         print(f"\nwritten to {wish.json}")
     missed = [b["budget"] for b in run["budgets"] if not b["met"]]
     return 1 if wish.fail and missed else 0
+
+
+def _dumped(run: dict[str, Any]) -> str:
+    """As JSON, with the samples of a variant on one line."""
+    text = json.dumps(run, indent=1, ensure_ascii=False)
+    return re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 if __name__ == "__main__":
