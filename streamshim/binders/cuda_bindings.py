@@ -198,12 +198,13 @@ def _launch_kernel(original: Callable[..., Any], module: Any, function: Function
     ) -> Any:
         # `gate.resolve` spelt out, as far as it needs no question to the driver.
         if gate._binds and extra is not _ABSENT and not more and not others:
-            if type(hStream) is stream_type:
+            kind = type(hStream)
+            if kind is stream_type:
                 given = int(hStream)
-            elif hStream is None:
-                given = 0
+            elif kind is int:
+                given = hStream
             else:
-                given = hStream if type(hStream) is int else -1
+                given = 0 if hStream is None else -1
             current = gate.current_handle(0 if gate.one_device else gate.current_device())
             if given == current or 0 <= given <= LAST_DEFAULT:
                 if given != current:
