@@ -205,5 +205,8 @@ def _cpu() -> str:
 
 
 def _nvidia_driver() -> str:
-    version = Path("/sys/module/nvidia/version")
-    return version.read_text().strip() if version.exists() else "?"
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return "?"
+    asked = [smi, "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(asked, capture_output=True, text=True).stdout.partition("\n")[0].strip() or "?"
