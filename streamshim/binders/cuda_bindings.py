@@ -20,7 +20,7 @@ from ..errors import WrongStreamError
 from ..gate import Launch
 from ..patching import Patch
 from ..settings import Mode
-from ..streams import handle_of
+from ..streams import LAST_DEFAULT, handle_of
 from . import cuda_waits
 from .cuda_functions import BY_CONFIG, DRIVER, ESSENTIAL, TABLES, Function, Kind
 from .holders import Holders
