@@ -1,8 +1,10 @@
 # A fresh machine needs make and Python 3.10 or newer with its venv module; the rest is installed into .venv.
-# Another Python: `make demo PYTHON=python3.12`. One test: `make test PYTEST_ARGS="-k demo"`.
+# Another Python: `make demo PYTHON=python3.12`. One test: `make test PYTEST_ARGS="-k demo"`. Some
+# benchmarks: `make bench BENCH_ARGS="--only launch"`.
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c const
 CODE := $(wildcard streamshim tests examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +32,9 @@ lint: $(VENV)/.for-test ## ruff (rules and format) and mypy
 	@$(BIN)/ruff format --quiet --check $(CODE)
 	@echo "==> mypy"
 	@$(BIN)/mypy
+
+bench: $(VENV)/.for-test ## measure what streamshim costs here, and hold it to its budgets
+	@$(BIN)/python -m benchmarks --json build/bench.json $(BENCH_ARGS)
 
 clean: ## remove .venv and everything that was generated
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

@@ -107,6 +107,8 @@ def _first_device() -> int:
 #: What the launch path reads. Rebound as a whole by `connect` and `set_mode`, never mutated.
 current_handle: Callable[[int], int] = _first_question
 current_device: Callable[[], int] = _first_device
+#: Whether it is known that there is one device, so that nobody has to be asked which one is current.
+one_device = False
 _mode: Mode = Mode.OFF
 _binds = False
 active = False
@@ -117,9 +119,10 @@ _warned: dict[Any, Any] = {}
 
 def connect(new: runtime.Runtime | None) -> None:
     """Ask this runtime from now on; None: ask torch, found at the next question."""
-    global current_handle, current_device
+    global current_handle, current_device, one_device
     current_handle = new.current_handle if new is not None else _first_question
     current_device = new.current_device if new is not None else _first_device
+    one_device = new is not None and new.device_count() == 1
 
 
 def set_mode(mode: Mode) -> None:

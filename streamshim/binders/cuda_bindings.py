@@ -20,11 +20,11 @@ from ..errors import WrongStreamError
 from ..gate import Launch
 from ..patching import Patch
 from ..settings import Mode
-from ..streams import handle_of
+from ..streams import LAST_DEFAULT, handle_of
 from . import cuda_waits
 from .cuda_functions import BY_CONFIG, DRIVER, ESSENTIAL, TABLES, Function, Kind
 from .holders import Holders
-from .stream_objects import stream_object
+from .stream_objects import by_handle, stream_object
 
 
 class CudaBindingsBinder:
@@ -175,27 +175,25 @@ def _launch_kernel(original: Callable[..., Any], module: Any, function: Function
         *more: Any,
         **others: Any,
     ) -> Any:
-        if extra is _ABSENT or more or others or not gate.active:
-            given = -1
-        elif type(hStream) is stream_type:
-            given = int(hStream)
-        elif hStream is None:
-            given = 0
-        else:
-            given = hStream if type(hStream) is int and hStream < 1 << 64 else -1
-        if given < 0:
-            values = (f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream)
-            return rare(*_as_called((*values, kernelParams, extra), others), *more, **others)
-        try:
-            handle = gate.resolve(given, gate.current_device(), launch, "hStream")
-        except WrongStreamError as error:
-            raise _named(error, function, (f,), {}) from None
-        if handle != given:
-            hStream = stream_object(handle)
-        return original(
-            f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams,
-            extra,
-        )  # fmt: skip
+        # `gate.resolve` spelt out, as far as it needs no question to the driver.
+        if gate._binds and extra is not _ABSENT and not more and not others:
+            kind = type(hStream)
+            if kind is stream_type:
+                given = int(hStream)
+            elif kind is int:
+                given = hStream
+            else:
+                given = 0 if hStream is None else -1
+            current = gate.current_handle(0 if gate.one_device else gate.current_device())
+            if given == current or 0 <= given <= LAST_DEFAULT:
+                if given != current:
+                    hStream = by_handle.get(current) or stream_object(current)
+                return original(
+                    f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream,
+                    kernelParams, extra,
+                )  # fmt: skip
+        values = (f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream)
+        return rare(*_as_called((*values, kernelParams, extra), others), *more, **others)
 
     return replacement
 

@@ -13,7 +13,9 @@ import threading
 from typing import Any
 
 _lock = threading.Lock()
-_objects: dict[int, Any] = {}
+#: Handle -> the object that holds it, and the address of its storage. Read on the launch path, filled by the functions.
+by_handle: dict[int, Any] = {}
+addresses: dict[int, int] = {}
 #: Address of an object's storage -> the handle it holds.
 by_address: dict[int, int] = {}
 #: The class ``CUstream`` once an object of it was made; read on the launch path.
@@ -22,13 +24,15 @@ stream_type: Any = None
 
 def stream_object(handle: int) -> Any:
     """The ``CUstream`` that holds this handle."""
-    found = _objects.get(handle)
+    found = by_handle.get(handle)
     return found if found is not None else _make(handle)
 
 
 def address_of(handle: int) -> int:
     """The address of the storage that holds this handle, as a plain compiled function takes it."""
-    return int(stream_object(handle).getPtr())
+    if handle not in addresses:
+        _make(handle)
+    return addresses[handle]
 
 
 def _make(handle: int) -> Any:
@@ -37,8 +41,9 @@ def _make(handle: int) -> Any:
 
     stream_type = driver.CUstream
     with _lock:
-        if handle not in _objects:
+        if handle not in by_handle:
             made = driver.CUstream(handle)
-            by_address[int(made.getPtr())] = handle
-            _objects[handle] = made
-        return _objects[handle]
+            addresses[handle] = int(made.getPtr())
+            by_address[addresses[handle]] = handle
+            by_handle[handle] = made
+        return by_handle[handle]

@@ -13,6 +13,7 @@ from streamshim.allowance import allow
 from streamshim.errors import RescuedLaunchWarning, WrongStreamError
 from streamshim.gate import Launch, Verdict, decide, resolve
 from streamshim.runtime import NOT_CAPTURING, CaptureState
+from streamshim.runtime.simulated import Simulator
 from streamshim.settings import Mode
 
 CURRENT, OTHER = 0x7000, 0x8000
@@ -289,6 +290,7 @@ from streamshim import gate, runtime
 class Fake:
     def current_handle(self, device): return 0x7000
     def current_device(self): return 3
+    def device_count(self): return 4
 before = "torch" in sys.modules
 runtime.use(Fake())
 gate.connect(None)
@@ -298,3 +300,11 @@ gate.connect(None)
 print(gate.current_device(), gate.current_device.__func__ is Fake.current_device)
 """
     assert run_python(code) == "False True True\n3 True\n"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_whether_there_is_one_device_is_known_once_a_runtime_is_connected(count):
+    gate.connect(Simulator(count))
+    assert gate.one_device is (count == 1)
+    gate.connect(None)
+    assert gate.one_device is False

@@ -21,8 +21,8 @@ class CtypesBinder:
     ==================  ==============================================================================================
 
     Besides, a library that is bound gets a ``__call__`` on its own class of functions, and a lone function pointer a
-    class of its own (`hooks`). It ends when ctypes has a hook for calls and one for loading, or when nobody needs
-    patterns and everybody declares ``streamshim.Stream``.
+    class of its own (`hooks`); functions with plain argtypes get one more, for speed (`shortcuts`). It ends when ctypes
+    has a hook for calls and one for loading, or when nobody needs patterns and all declare ``streamshim.Stream``.
     """
 
     name = "ctypes"

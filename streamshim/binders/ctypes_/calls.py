@@ -92,7 +92,17 @@ def _quick(spec: Spec, label: str) -> Path:
                 return original(*call[:index], handle, *call[index + 1 :])
         return general(original, call, kwargs)
 
+    quick: Any = path
+    quick.spec, quick.launch, quick.argument = spec, launch, argument
     return path
+
+
+def quick_place(path: Path, types: Any) -> int:
+    """The place of the stream, for the path of `_quick` and argtypes that pass it as a c_void_p; else -1."""
+    spec: Spec | None = getattr(path, "spec", None)
+    if spec is None or spec.stream is None or not types or not _is_plain(spec, types):
+        return -1
+    return spec.stream % len(types)
 
 
 def _is_plain(spec: Spec, types: Any) -> bool:

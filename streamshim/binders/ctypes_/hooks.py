@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ... import gate
 from ...patching import Patch
 from .calls import Path
+from .shortcuts import Shortcuts, class_of, subclass
 from .values import FunctionPointer
 
 
@@ -31,9 +32,12 @@ class LibraryHook:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.paths: dict[str, Path] = {}
+        self.paths = _Paths()
+        self._shortcuts = Shortcuts(library._FuncPtr, self.paths.get, lambda: self._patch.in_place)
+        self.paths.changed = self._shortcuts.withdraw
         # Neither the class nor what is set on it leads back to the library, which may be collected.
-        self._patch = Patch(library._FuncPtr, "__call__", _call_by_name(self.paths, weakref.ref(library)))
+        by_name = _call_by_name(self.paths, weakref.ref(library), self._shortcuts)
+        self._patch = Patch(library._FuncPtr, "__call__", by_name)
         self._is_applied = False
 
     def apply(self) -> None:
@@ -55,21 +59,46 @@ class LibraryHook:
         return self._is_applied and not self._patch.in_place
 
 
+class _Paths(dict[str, Path]):
+    """Paths by name. After each change ``changed`` is called: shortcuts are made for what was there before."""
+
+    changed: Callable[[], None]
+
+    def update(self, other: Mapping[str, Path]) -> None:  # type: ignore[override]
+        super().update(other)
+        self.changed()
+
+    def __setitem__(self, name: str, path: Path) -> None:
+        super().__setitem__(name, path)
+        self.changed()
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        self.changed()
+
+    def clear(self) -> None:
+        super().clear()
+        self.changed()
+
+
 #: The code of what `_call_by_name` makes, to recognise it by.
 _ours: set[Any] = set()
 
 
-def _call_by_name(paths: dict[str, Path], library: weakref.ref[Any]) -> Callable[..., Any]:
+def _call_by_name(paths: dict[str, Path], library: weakref.ref[Any], shortcuts: Shortcuts) -> Callable[..., Any]:
     find = paths.get
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(*call: Any, **kwargs: Any) -> Any:
+            name = ""
             try:
-                path = find(call[0].__name__)
+                name = call[0].__name__
+                path = find(name)
             except AttributeError:
                 path = _by_address(call[0], paths, library()) if paths else None
             if path is None or not gate.active:
                 return original(*call, **kwargs)
+            shortcuts.offer(call[0], name, path, original)
             return path(original, call, kwargs)
 
         _ours.add(__call__.__code__)
@@ -88,21 +117,28 @@ def _by_address(function: Any, paths: dict[str, Path], library: Any) -> Path | N
 
 
 class PointerHook:
-    """The ``__call__`` of one function pointer.
-
-    Attributes:
-        path: the way its calls take; None lets them pass.
-    """
+    """The ``__call__`` of one function pointer."""
 
     def __init__(self, function: Any) -> None:
-        self.path: Path | None = None
-        self._base = type(function)
-        self._class: Any = _subclass(self._base, _call_of(self, _below_ours(self._base.__call__)))
+        self._path: Path | None = None
+        self._base = class_of(function)
+        self._class: Any = subclass(self._base, _call_of(self, _below_ours(self._base.__call__)))
         self._ours = vars(self._class)["__call__"]
+        self._shortcuts = Shortcuts(self._class, lambda _: self._path, self._is_in_place)
+
+    @property
+    def path(self) -> Path | None:
+        """The way its calls take; None lets them pass."""
+        return self._path
+
+    @path.setter
+    def path(self, path: Path | None) -> None:
+        self._path = path
+        self._shortcuts.withdraw()
 
     def apply(self, function: Any) -> None:
         """Give the function its own class, if it has not got it."""
-        if type(function) is self._base:
+        if class_of(function) is self._base:
             function.__class__ = self._class
 
     def undo(self, function: Any) -> bool:
@@ -116,9 +152,11 @@ class PointerHook:
 
     def is_wrapped(self, function: Any) -> bool:
         """Whether someone else has wrapped or replaced it."""
-        return type(function) is not self._base and (
-            type(function) is not self._class or vars(self._class).get("__call__") is not self._ours
-        )
+        kind = class_of(function)
+        return kind is not self._base and (kind is not self._class or not self._is_in_place())
+
+    def _is_in_place(self) -> bool:
+        return vars(self._class).get("__call__") is self._ours
 
 
 def _below_ours(call: Any) -> Any:
@@ -130,19 +168,13 @@ def _below_ours(call: Any) -> Any:
 
 def _call_of(hook: PointerHook, original: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(*call: Any, **kwargs: Any) -> Any:
-        path = hook.path
+        path = hook._path
         if path is None or not gate.active:
             return original(*call, **kwargs)
+        hook._shortcuts.offer(call[0], "", path, original)
         return path(original, call, kwargs)
 
     return __call__
-
-
-def _subclass(base: Any, call: Callable[..., Any]) -> Any:
-    """A subclass that ctypes treats as the base: what it reads from the class has to be said again."""
-    said = {name: getattr(base, name) for name in ("_flags_", "_restype_", "_argtypes_") if hasattr(base, name)}
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    return type(base)(base.__name__, (base,), {**said, **names, "__slots__": (), "__call__": call})
 
 
 def is_function(value: Any) -> bool:

@@ -11,11 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import gate, runtime
+from .. import stream_objects
 from .. import tvm_ffi_environment as environment
 from ..stream_objects import address_of, by_address
 from . import devices
 from .plans import ATTRIBUTE, execution_args_of, plan_of
 from .slots import Plan
+
+_ABSENT: Any = object()
 
 
 class DeviceArgs(list[Any]):
@@ -32,9 +35,16 @@ def normalise_arguments(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, args, kwargs)
         plan = getattr(self, ATTRIBUTE, None)
         if plan is not None and plan.slots:
-            args, kwargs = plan.bind(args, kwargs, _as_given)
-        asked = runtime.get()
-        if asked.device_count() == 1:
+            place = plan.only
+            value = args[place] if 0 <= place < len(args) else _ABSENT
+            # `Plan.bind` spelt out for the usual values.
+            if value is None or type(value) is stream_objects.stream_type:
+                filled = [*args]
+                filled[place] = stream_objects.stream_object(0 if value is None else int(value))
+                args = tuple(filled)
+            else:
+                args, kwargs = plan.bind(args, kwargs, _as_given)
+        if gate.one_device or runtime.get().device_count() == 1:
             return original(self, args, kwargs)
         device = devices.device_of((*args, *kwargs.values()))
         # torch exports a tensor through DLPack only while its device is current.
@@ -58,17 +68,16 @@ def run_on_torch_stream(original: Callable[..., Any]) -> Callable[..., Any]:
     def run_compiled_program(self: Any, exe_args: list[Any]) -> Any:
         if not gate.active:
             return original(self, exe_args)
-        asked = runtime.get()
-        current = asked.current_device()
+        current = 0 if gate.one_device else gate.current_device()
         device = exe_args.device if type(exe_args) is DeviceArgs else current
-        plan = getattr(execution_args_of(self.jit_module), ATTRIBUTE, None) or plan_of(self.jit_module)
+        plan = getattr(self.jit_module, ATTRIBUTE, None) or _plan_of(self.jit_module)
         launch = plan.launch
         if not launch.can_bind:
             gate.resolve(0, device, launch)
         bound = None
         for i, address in enumerate(exe_args):
-            given = by_address.get(address)
-            if given is not None:
+            if address in by_address:
+                given = by_address[address]
                 handle = gate.resolve(given, device, launch, "stream")
                 if handle != given:
                     # A copy: the list may be run by several threads at a time, each with its own current stream.
@@ -79,9 +88,14 @@ def run_on_torch_stream(original: Callable[..., Any]) -> Callable[..., Any]:
         if device != current:
             with runtime.on_device(device):
                 return _run(original, plan, device, self, exe_args)
-        return _run(original, plan, device, self, exe_args)
+        return _run(original, plan, device, self, exe_args) if plan.environment else original(self, exe_args)
 
     return run_compiled_program
+
+
+def _plan_of(jit_module: Any) -> Plan:
+    """The plan of what an executor runs, which is the compiled function or only shares its argument binder."""
+    return getattr(execution_args_of(jit_module), ATTRIBUTE, None) or plan_of(jit_module)
 
 
 def _run(original: Callable[..., Any], plan: Plan, device: int, executor: Any, exe_args: list[Any]) -> Any:

@@ -56,6 +56,7 @@ class Plan:
         tensor: for TVM-FFI: the place of an argument that can only be a tensor on a GPU; -1 if that is not known, or
             if the DSL's own ``__call__`` does more than call its argument wrapper.
         simple: no stream is passed at a call, and the launch can be bound: TVM-FFI does all that is needed.
+        simple_first: the same, and the tensor is the first argument.
         only: the place of the stream if there is one, plain and positional; else -1.
     """
 
@@ -64,10 +65,12 @@ class Plan:
     environment: bool = True
     tensor: int = -1
     simple: bool = field(init=False)
+    simple_first: bool = field(init=False)
     only: int = field(init=False, default=-1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "simple", not self.slots and self.launch.can_bind)
+        object.__setattr__(self, "simple_first", self.simple and self.tensor == 0)
         if len(self.slots) == 1 and not self.slots[0].path and self.launch.can_bind:
             object.__setattr__(self, "only", self.slots[0].index)
 

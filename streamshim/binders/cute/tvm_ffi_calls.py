@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import gate
-from ...streams import handle_of
+from ...streams import LAST_DEFAULT, handle_of
 from .. import stream_objects
 from .. import tvm_ffi_environment as environment
+from ..stream_objects import by_handle
 from . import devices
 from .plans import plan_of
 from .slots import Plan
@@ -33,20 +34,32 @@ def call_with_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
                 return original(self, *args, **kwargs)
             plan = plan_of(self)
         run = self._kwargs_wrapper
-        if 0 <= plan.tensor < len(args) and run is not None:
-            tensor = args[plan.tensor]
-            if type(tensor) is devices.tensor_type:
-                if plan.simple:
+        if run is not None:
+            if plan.simple_first:
+                if args and type(args[0]) is devices.tensor_type:
                     return run(*args, **kwargs)
+            elif 0 <= plan.only < len(args) and plan.tensor >= 0 and gate.active:
                 place = plan.only
-                if 0 <= place < len(args) and gate.active:
-                    value = args[place]
-                    exact = type(value) is stream_objects.stream_type
-                    given = int(value) if exact else handle_of(value, plan.slots[0].name)
-                    handle = gate.resolve(given, tensor.get_device(), plan.launch, plan.slots[0].name)
-                    if handle != given or not exact:
-                        args = (*args[:place], stream_objects.stream_object(handle), *args[place + 1 :])
-                    return run(*args, **kwargs)
+                if gate.one_device and not plan.environment:
+                    device = 0
+                elif plan.tensor < len(args) and type(args[plan.tensor]) is devices.tensor_type:
+                    device = args[plan.tensor].get_device()
+                else:
+                    return _call(original, self, plan, args, kwargs)
+                value = args[place]
+                exact = type(value) is stream_objects.stream_type
+                given = int(value) if exact else 0 if value is None else handle_of(value, plan.slots[0].name)
+                handle = gate.current_handle(device)
+                # `gate.resolve` spelt out, as far as it needs no question to the driver.
+                if given != handle and not (gate._binds and given <= LAST_DEFAULT):
+                    handle = gate.resolve(given, device, plan.launch, plan.slots[0].name)
+                if handle != given or not exact:
+                    filled = [*args]
+                    filled[place] = by_handle.get(handle) or stream_objects.stream_object(handle)
+                    return run(*filled, **kwargs)
+                return run(*args, **kwargs)
+            elif plan.simple and 0 <= plan.tensor < len(args) and type(args[plan.tensor]) is devices.tensor_type:
+                return run(*args, **kwargs)
         return _call(original, self, plan, args, kwargs)
 
     return __call__

@@ -1,0 +1,1 @@
+"""What streamshim costs: ``make bench``, or ``python -m benchmarks --help``."""

@@ -1,0 +1,70 @@
+"""Group "process": what importing and installing take, and what a million launches leave behind."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import subprocess
+import sys
+import timeit
+from pathlib import Path
+
+from .machine import Machine
+from .measuring import BIND, Form, Result, installed
+
+GROUP = "process"
+LAUNCHES = 1_000_000
+
+_INSTALL = """
+import sys, time
+{imports}
+start = time.perf_counter()
+import streamshim
+{install}
+print((time.perf_counter() - start) * 1e3)
+"""
+
+
+def run(machine: Machine, forms: list[Form], rounds: int) -> list[Result]:
+    """Times of fresh processes, and the blocks that launches keep."""
+    heavy = [name for name in ("torch", "cutlass", "tvm_ffi") if importlib.util.find_spec(name)]
+    cases = [
+        ("import streamshim", "", "", rounds),
+        ("import streamshim, install()", "", "streamshim.install()", rounds),
+        (f"the same with {', '.join(heavy)} imported", f"import {', '.join(heavy)}", "streamshim.install()", 3),
+    ]
+    results = [Result(GROUP, name, "shim", "ms", _times(imports, install, n)) for name, imports, install, n in cases]
+    return [*results, *_kept(machine, forms)]
+
+
+def _times(imports: str, install: str, count: int) -> list[float]:
+    """Milliseconds inside processes of their own; the first one fills the caches of files and is left out."""
+    code = _INSTALL.format(imports=imports, install=install)
+    root = Path(__file__).parents[1]
+    return [_one(code, root) for _ in range(count + 1)][1:]
+
+
+def _one(code: str, root: Path) -> float:
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True)
+    return float(done.stdout)
+
+
+def _kept(machine: Machine, forms: list[Form]) -> list[Result]:
+    """Blocks of memory that Python has more of after a million launches than before."""
+    results = []
+    with installed(BIND):
+        for form in forms:
+            shim = next((v for v in form.variants if v.name == "shim"), None)
+            if shim is None or form.name not in ("ctypes", "CuTe TVM-FFI, stream argument"):
+                continue
+            timer = timeit.Timer(shim.statement, globals=dict(shim.names))
+            timer.timeit(1_000)
+            gc.collect()
+            before = sys.getallocatedblocks()
+            for _ in range(LAUNCHES // 100_000):
+                timer.timeit(100_000)
+                machine.settle()
+            gc.collect()
+            kept = float(sys.getallocatedblocks() - before)
+            results.append(Result(GROUP, f"memory kept per million launches, {form.name}", "shim", "blocks", [kept]))
+    return results
