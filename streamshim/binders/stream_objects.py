@@ -9,10 +9,11 @@ objects without converting them.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
-_lock = threading.Lock()
+from .. import fork
+
+_lock = fork.Lock()
 _objects: dict[int, Any] = {}
 #: Address of an object's storage -> the handle it holds.
 by_address: dict[int, int] = {}

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from .. import allowance, capture, gate, ledger, runtime
+from .. import allowance, capture, fork, gate, ledger, runtime
 from ..callsite import Site, user_site
 from ..capture import Window
 from ..errors import HostSyncError, SyncReport
@@ -27,7 +26,7 @@ logger = logging.getLogger("streamshim")
 #: How torch's own check begins its message.
 _TORCH_SAYS = "called a synchronizing CUDA operation"
 
-_lock = threading.Lock()
+_lock = fork.Lock()
 #: The ids of the open captures; a guard may be told twice that one ends.
 _open: set[int] = set()
 _named: PatchSet | None = None

@@ -17,7 +17,7 @@ from streamshim import binders, capture, gate, imports, installer, ledger, runti
 from streamshim.patching import Patch
 from streamshim.runtime import NOT_CAPTURING, CaptureState
 
-VARIABLES = ("STREAMSHIM_MODE", "STREAMSHIM_STRICT", "STREAMSHIM_DISABLE", "STREAMSHIM_CTYPES")
+VARIABLES = ("STREAMSHIM", "STREAMSHIM_MODE", "STREAMSHIM_STRICT", "STREAMSHIM_DISABLE", "STREAMSHIM_CTYPES")
 ROOT = Path(__file__).parents[2]
 
 _numbers = itertools.count()
