@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,3 +42,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path
 
     return to_disk
+
+
+#: A job of its own (`make test-engines`), since the engines are large.
+collect_ignore = [] if "STREAMSHIM_ENGINES" in os.environ else ["test_engines.py"]
