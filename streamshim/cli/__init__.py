@@ -6,7 +6,6 @@ only when it runs, so that help and mistakes are answered at once.
 
 from __future__ import annotations
 
-import sys
 from typing import TextIO
 
 import click
@@ -16,10 +15,13 @@ from .._version import __version__
 MODES = click.Choice(["bind", "strict", "check"])
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="streamshim %(version)s")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Make custom GPU kernels follow torch's current stream, also while a CUDA graph is captured."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 @main.command()
@@ -33,7 +35,7 @@ def demo(as_json: bool, simulator: bool) -> None:
     """
     from ..demo import run as tell
 
-    sys.exit(tell(as_json=as_json, force_simulator=simulator))
+    click.get_current_context().exit(tell(as_json=as_json, force_simulator=simulator))
 
 
 # Options after the program's name are the program's.
@@ -62,7 +64,7 @@ def status(mode: str | None, as_json: bool) -> None:
     """
     from .survey import print_status
 
-    sys.exit(print_status(mode, as_json))
+    click.get_current_context().exit(print_status(mode, as_json))
 
 
 @main.command()
@@ -76,7 +78,7 @@ def doctor(as_json: bool, gpu: bool) -> None:
     """
     from .doctor import examine
 
-    sys.exit(examine(as_json, gpu))
+    click.get_current_context().exit(examine(as_json, gpu))
 
 
 @main.command()
@@ -90,4 +92,4 @@ def explain(log: TextIO, as_json: bool) -> None:
     """
     from .explain import print_explanation
 
-    sys.exit(print_explanation(log, as_json))
+    click.get_current_context().exit(print_explanation(log, as_json))

@@ -54,7 +54,7 @@ _CAUSES = {
 def _of_code(code: Code) -> Wording:
     driver = re.sub(r"(?<!^)(?=[A-Z])", "_", code.name).upper()
     names = rf"cudaError(StreamCapture)?{code.name}\b|CUDA_ERROR_(STREAM_CAPTURE_)?{driver}\b"
-    number = rf"{_IS_ABOUT_CUDA}.*\b(?i:error|code|status|CUresult)\W{{0,3}}(code)?\W{{0,3}}{code.number}\b"
+    number = rf"{_IS_ABOUT_CUDA}.*\b(?i:error|code|status|CUresult)\W{{0,10}}(code)?\W{{0,3}}{code.number}\b"
     prefix = "" if code.name == "CapturedEvent" else "StreamCapture"
     return Wording(
         key=f"cuda-{code.number}",
