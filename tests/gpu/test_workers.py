@@ -105,8 +105,10 @@ def test_a_sync_in_a_spawned_worker_is_refused_at_its_line(run, start_up_file):
 
 
 def test_starting_makes_no_cuda_context(run, start_up_file):
-    code = "import torch, cutlass, tvm_ffi, sys; assert sys.modules['streamshim.gate'].active; print(torch.cuda.is_initialized())"
-    assert run("-c", code, STREAMSHIM="1").stdout == "False\n"
+    code = (
+        "import torch, cutlass, tvm_ffi, sys; print(sys.modules['streamshim.gate'].active, torch.cuda.is_initialized())"
+    )
+    assert run("-c", code, STREAMSHIM="1").stdout == "True False\n"
 
 
 def test_a_fork_in_the_middle_of_a_capture(run):
@@ -156,7 +158,7 @@ def test_the_fixture_of_the_pytest_plugin(run, tmp_path):
         "@pytest.mark.streamshim(mode='off')\n"
         "def test_bare(streamshim_graph, tensors):\n"
         "    kernel = kernels.compile_fake(kernels.no_stream)\n"
-        "    with pytest.raises(AssertionError, match='input.1. is wrong in replay 1(.|\\n)*Nothing in the graph writes'):\n"
+        "    with pytest.raises(AssertionError, match='Nothing in the graph writes it'):\n"
         "        streamshim_graph(kernel, *tensors)\n"
     )
     (tmp_path / "pytest.ini").touch()
