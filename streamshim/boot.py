@@ -79,12 +79,14 @@ def _tell(by: str, error: Exception) -> None:
     # A ValueError is a setting that cannot be understood: it may have meant strict.
     ends = isinstance(error, ValueError) or _asks_for_strict()
     what = f"this process (pid {os.getpid()}) ends" if ends else "it is not active in this process"
-    print(
-        f"streamshim: {by} could not start it, so {what}: {type(error).__name__}: {error}", file=sys.stderr, flush=True
-    )
+    text = f"streamshim: {by} could not start it, so {what}: {type(error).__name__}: {error}\n"
+    for stream, last in ((sys.stderr, text), (sys.stdout, "")):
+        try:
+            stream.write(last)
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            continue  # the stream is None, or closed: there is nothing to write to
     if ends:
-        if sys.stdout is not None:
-            sys.stdout.flush()
         # Not SystemExit, which threads ignore and callers can catch.
         os._exit(EXIT_STATUS)
 

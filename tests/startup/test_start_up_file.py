@@ -143,6 +143,15 @@ class TestFailures:
         assert "could not start it, so this process (pid " in done.stderr
         assert "wrapt" in done.stderr
 
+    @pytest.mark.parametrize("close", ["sys.stderr.close(); sys.stdout.close()", "sys.stderr = sys.stdout = None"])
+    def test_with_nothing_to_write_to(self, installed, write, close):
+        folder = write(
+            FAKE_TORCH,
+            {"script.py": f"import os, sys\nsys.modules['wrapt'] = None\n{close}\nimport torch\nos._exit(7)"},
+        )
+        installed.run("script.py", cwd=folder, status=3, STREAMSHIM="strict")
+        installed.run("script.py", cwd=folder, status=7, STREAMSHIM="bind")
+
     @pytest.mark.parametrize(
         ("variables", "named"),
         [
