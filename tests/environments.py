@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 #: A torch that is imported in no time, with the classes that streamshim patches.
 FAKE_TORCH = {
-    "torch/__init__.py": "__version__ = '2.99'\nfrom . import cuda\n",
+    "torch/__init__.py": "__version__ = '2.99'\nfrom . import cuda\nclass version:\n    cuda = None\n",
     "torch/cuda/__init__.py": "from .graphs import CUDAGraph\n",
     "torch/cuda/graphs.py": (
         "class CUDAGraph:\n"
@@ -52,12 +52,18 @@ def make(folder: Path) -> Environment:
     """A new environment that sees the packages of the one that runs the tests, except this project."""
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")
-    lines = []
-    for borrowed in map(Path, site.getsitepackages()):
-        lines.append(str(borrowed))
-        # An editable install of this project is not to be seen.
-        for file in [file for file in borrowed.glob("*.pth") if "streamshim" not in file.name]:
-            lines += [n if n.startswith("import") else str(borrowed / n) for n in file.read_text().splitlines() if n]
+    borrowed, lines = folder / "borrowed", []
+    borrowed.mkdir()
+    for entry in [entry for place in site.getsitepackages() for entry in Path(place).glob("*")]:
+        # An editable install of this project is not to be seen, nor what pip knows of it.
+        if "streamshim" in entry.name or (borrowed / entry.name).exists():
+            continue
+        (borrowed / entry.name).symlink_to(entry)
+        if entry.suffix == ".pth":
+            lines += [
+                n if n.startswith("import") else str(entry.parent / n) for n in entry.read_text().split("\n") if n
+            ]
+    lines.insert(0, str(borrowed))
     (packages / "zz_borrowed.pth").write_text("\n".join(lines) + "\n")
     return Environment(folder / "bin" / "python", packages)
 

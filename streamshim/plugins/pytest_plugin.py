@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 MODES = ("bind", "strict", "check", "off")
 #: What can be allowed; as `allowance.KINDS`, which is not imported for it.
 KINDS = {"launch", "sync"}
+#: How many different findings of a test are listed.
+SHOWN = 10
 
 _MARKER = (
     "streamshim(mode=None, allow=None, reason=''): streamshim's mode for this test (bind, strict, check, off); what is "
@@ -143,6 +146,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Put what was noticed into the report, which xdist carries to the process that prints it."""
     report: Any = yield
+    if _mode not in item.config.stash and _marked(item, "mode") is None:
+        return report  # type: ignore[no-any-return]  # whoever has installed streamshim here, it was not this plugin
     before, now = item.stash.get(_seen, 0), _noticed()
     # install() begins to count anew.
     new = now - before if now >= before else now
@@ -179,9 +184,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.section("streamshim")
     for test, found in findings.items():
         terminalreporter.line(test)
-        for text in dict.fromkeys(found):
-            times = found.count(text)
+        counts = Counter(found)
+        for text, times in counts.most_common(SHOWN):
             terminalreporter.line(f"  {text}" + (f" ({times} times)" if times > 1 else ""))
+        if len(counts) > SHOWN:
+            terminalreporter.line(f"  and {len(counts) - SHOWN} others")
 
 
 @pytest.fixture

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import environments
 import pytest
+
+NOT_THERE = ("cutlass", "tvm_ffi", "cuda")
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +22,24 @@ def engines(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def doctor(installed, tmp_path):
-    """``doctor(status=0, VARIABLE=...)`` is the checks by name."""
+@pytest.fixture(scope="module")
+def light(tmp_path_factory):
+    """A folder that stands for an environment with a torch that is imported in no time, and nothing else."""
+    folder = tmp_path_factory.mktemp("light")
+    missing = {f"{name}/__init__.py": f"raise ModuleNotFoundError('no', name='{name}')\n" for name in NOT_THERE}
+    for name, text in {**environments.FAKE_TORCH, **missing}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
 
-    def examine(environment=installed, status=0, **variables):
+
+@pytest.fixture
+def doctor(installed, tmp_path, light):
+    """``doctor(status=0, VARIABLE=...)`` is the checks by name; ``path`` are folders for PYTHONPATH."""
+
+    def examine(environment=installed, status=0, path=(), libraries=light, **variables):
+        places = [str(place) for place in (*path, libraries) if place is not None]
+        variables["PYTHONPATH"] = os.pathsep.join(places)
         done = environment.run("-m", "streamshim", "doctor", "--json", cwd=tmp_path, status=status, **variables)
         found = json.loads(done.stdout)
         assert found["ok"] is (status == 0)
@@ -33,7 +49,8 @@ def doctor(installed, tmp_path):
 
 
 def test_all_is_well(doctor):
-    checks = doctor(STREAMSHIM="bind")
+    """With the libraries that are really here."""
+    checks = doctor(STREAMSHIM="bind", libraries=None)
     assert checks["settings"]["text"] == "mode bind (STREAMSHIM); STREAMSHIM=bind"
     assert checks["start-up file"]["state"] == "ok"
     assert "every Python process of this environment starts streamshim" in checks["start-up file"]["text"]
@@ -42,8 +59,8 @@ def test_all_is_well(doctor):
     assert "fail" not in [check["state"] for check in checks.values()]
 
 
-def test_the_text(installed, tmp_path):
-    done = installed.run("-m", "streamshim", "doctor", cwd=tmp_path)
+def test_the_text(installed, tmp_path, light):
+    done = installed.run("-m", "streamshim", "doctor", cwd=tmp_path, PYTHONPATH=str(light))
     assert done.stdout.startswith("streamshim ")
     assert "start-up file: in place" in done.stdout
     assert "\x1b" not in done.stdout
@@ -66,14 +83,14 @@ def test_settings_that_would_not_work(doctor, variables, text):
 
 
 def test_a_checkout_has_no_start_up_file(bare, doctor):
-    path = str(environments.ROOT)
-    checks = doctor(bare, PYTHONPATH=path)
+    path = [environments.ROOT]
+    checks = doctor(bare, path=path)
     assert (checks["start-up file"]["state"], checks["start-up file"]["hint"] != "") == ("warn", True)
-    assert doctor(bare, status=1, PYTHONPATH=path, STREAMSHIM="1")["start-up file"]["state"] == "fail"
+    assert doctor(bare, status=1, path=path, STREAMSHIM="1")["start-up file"]["state"] == "fail"
 
 
 def test_plugins_of_engines(doctor, engines):
-    checks = doctor(PYTHONPATH=str(engines), VLLM_PLUGINS="another", SGLANG_PLUGINS="another, streamshim")
+    checks = doctor(path=[engines], VLLM_PLUGINS="another", SGLANG_PLUGINS="another, streamshim")
     assert (checks["vllm"]["state"], checks["vllm"]["text"]) == ("ok", "0.22.0")
     assert (checks["vllm plugin"]["state"], checks["vllm plugin"]["text"]) == (
         "warn",
@@ -86,12 +103,12 @@ def test_plugins_of_engines(doctor, engines):
         "hint": "",
     }
     assert checks["sglang plugin"]["text"] == "visible, and active in each of its processes"
-    off = doctor(PYTHONPATH=str(engines), STREAMSHIM="0")["vllm plugin"]
+    off = doctor(path=[engines], STREAMSHIM="0")["vllm plugin"]
     assert off["text"] == "visible, and switched off by STREAMSHIM=0"
 
 
 def test_plugins_that_the_engines_cannot_see(bare, doctor, engines):
-    checks = doctor(bare, PYTHONPATH=f"{environments.ROOT}:{engines}")
+    checks = doctor(bare, path=[environments.ROOT, engines])
     assert checks["vllm plugin"]["state"] == "warn"
     assert "no entry point of the group vllm.general_plugins" in checks["vllm plugin"]["text"]
 
@@ -106,7 +123,7 @@ def test_without_torch_and_with_broken_libraries(doctor, write):
             "tvm_ffi/stream.py": "class StreamContext: pass\n",
         }
     )
-    checks = doctor(PYTHONPATH=str(folder))
+    checks = doctor(path=[folder])
     assert "libcudart.so.13" in checks["torch"]["text"] + str(checks)
     assert checks["GPU"] == {
         "name": "GPU",
@@ -116,22 +133,23 @@ def test_without_torch_and_with_broken_libraries(doctor, write):
     }
     assert checks["binder tvm_ffi"]["state"] == "warn"
     assert "off: " in checks["binder tvm_ffi"]["text"]
-    strict = doctor(status=1, PYTHONPATH=str(folder), STREAMSHIM="strict")
+    strict = doctor(status=1, path=[folder], STREAMSHIM="strict")
     assert strict["binder tvm_ffi"]["state"] == "fail"
 
 
 def test_a_library_that_kills_the_process(doctor, write):
     folder = write({"torch/__init__.py": "import os; os._exit(9)\n"})
-    checks = doctor(status=1, PYTHONPATH=str(folder))
+    checks = doctor(status=1, path=[folder])
     assert checks["libraries"]["text"].startswith("importing and trying them ended with status 9")
 
 
-def test_status(installed, tmp_path):
-    done = installed.run("-m", "streamshim", "status", "--json", cwd=tmp_path, STREAMSHIM_MODE="check")
+def test_status(installed, tmp_path, light):
+    there = {"cwd": tmp_path, "PYTHONPATH": str(light)}
+    done = installed.run("-m", "streamshim", "status", "--json", STREAMSHIM_MODE="check", **there)
     found = json.loads(done.stdout)
     assert (found["mode"], found["source"], found["installed"]) == ("check", "STREAMSHIM_MODE", True)
     assert {binder["name"]: binder["state"] for binder in found["binders"]}["ctypes"] == "bound"
-    text = installed.run("-m", "streamshim", "status", "--mode", "strict", cwd=tmp_path).stdout
+    text = installed.run("-m", "streamshim", "status", "--mode", "strict", **there).stdout
     assert ": installed, mode strict (argument)" in text
-    wrong = installed.run("-m", "streamshim", "status", cwd=tmp_path, status=1, STREAMSHIM_MODE="loud").stderr
+    wrong = installed.run("-m", "streamshim", "status", status=1, STREAMSHIM_MODE="loud", **there).stderr
     assert "STREAMSHIM_MODE is 'loud'" in wrong

@@ -155,6 +155,24 @@ def test_findings_by_test(run_pytest, options):
     assert [text.endswith("(2 times)") for text in found] == [False, False, False, True]
 
 
+def test_no_findings_of_an_installation_that_is_not_the_plugins(run_pytest):
+    test = "import streamshim\ndef test_it(launch):\n    with streamshim.install('bind'): launch()\n"
+    assert "= streamshim =" not in run_pytest({"conftest.py": SIMULATED, "test_it.py": test})
+
+
+def test_a_test_with_many_findings_lists_some(run_pytest):
+    test = (
+        "from streamshim import ledger\n"
+        "from streamshim.callsite import Site\n"
+        "def test_it():\n"
+        "    for n in range(30):\n"
+        "        ledger.add(ledger.Event('rescued launch', 'kernel', Site('m.py', n, 'f'), 0, 0, 1))\n"
+    )
+    said = run_pytest({"test_it.py": test}, "--streamshim=bind")
+    assert said.count("rescued launch: kernel, at m.py") == 10
+    assert "and 20 others" in said
+
+
 def test_warnings_that_are_errors_are_raised_at_the_launch(run_pytest):
     said = run_pytest({"conftest.py": SIMULATED, "test_it.py": TESTS}, "--streamshim=bind", "-W", "error", status=1)
     assert "2 failed, 3 passed" in said
