@@ -12,6 +12,8 @@ import click
 
 from .._version import __version__
 
+# The functions of the commands are not named like the modules of this package, which become attributes of it.
+
 MODES = click.Choice(["bind", "strict", "check"])
 
 
@@ -24,10 +26,10 @@ def main(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-@main.command()
+@main.command("demo")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @click.option("--simulator", is_flag=True, help="Use the simulator also where there is a GPU.")
-def demo(as_json: bool, simulator: bool) -> None:
+def demo_command(as_json: bool, simulator: bool) -> None:
     """Show a custom kernel that goes missing from a CUDA graph, and what streamshim does about it.
 
     A small language model with a custom kernel, decoded with CUDA graphs off, on, and on with streamshim. Uses the GPU
@@ -39,10 +41,10 @@ def demo(as_json: bool, simulator: bool) -> None:
 
 
 # Options after the program's name are the program's.
-@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@main.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--mode", type=MODES, help="The mode; without it, what the environment says, or bind.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, required=True, metavar="SCRIPT|-m MODULE [ARGS]...")
-def run(mode: str | None, arguments: tuple[str, ...]) -> None:
+def run_command(mode: str | None, arguments: tuple[str, ...]) -> None:
     """Run a program with streamshim active in it, and in every Python process that it starts.
 
     SCRIPT or -m MODULE and what follows are given to Python as they are. The program's exit status is that of this
@@ -53,10 +55,10 @@ def run(mode: str | None, arguments: tuple[str, ...]) -> None:
     run_python(mode, arguments)
 
 
-@main.command()
+@main.command("status")
 @click.option("--mode", type=MODES, help="The mode; without it, what the environment says, or bind.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
-def status(mode: str | None, as_json: bool) -> None:
+def status_command(mode: str | None, as_json: bool) -> None:
     """Show what streamshim would bind in this environment, in which version, and what is off and why.
 
     Imports the libraries that are installed, in a process of its own. Inside a program, `print(streamshim.status())`
@@ -67,10 +69,10 @@ def status(mode: str | None, as_json: bool) -> None:
     click.get_current_context().exit(print_status(mode, as_json))
 
 
-@main.command()
+@main.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @click.option("--gpu/--no-gpu", default=True, help="Try the self-tests on a GPU, if there is one.")
-def doctor(as_json: bool, gpu: bool) -> None:
+def doctor_command(as_json: bool, gpu: bool) -> None:
     """Check whether streamshim would work here, with the settings of this environment.
 
     Works without torch and without a GPU, and says what it could not look at. Exits with 1 if something that was asked
@@ -81,10 +83,10 @@ def doctor(as_json: bool, gpu: bool) -> None:
     click.get_current_context().exit(examine(as_json, gpu))
 
 
-@main.command()
+@main.command("explain")
 @click.argument("log", type=click.File("r", errors="replace"), default="-")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
-def explain(log: TextIO, as_json: bool) -> None:
+def explain_command(log: TextIO, as_json: bool) -> None:
     """Read an error log and say what each capture error in it means, what causes it, and what to do.
 
     LOG is a file; standard input without it. Knows CUDA's capture errors, what torch, vLLM and SGLang make of them,

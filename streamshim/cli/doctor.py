@@ -100,8 +100,8 @@ def _of_settings(settings: Settings, environ: Mapping[str, str], asked: bool) ->
 def _of_start_up(environ: Mapping[str, str], asked: bool) -> Check:
     name = "start-up file"
     if starts([sys.executable], {**environ, boot.VARIABLE: environ.get(boot.VARIABLE) or boot.ON[0]}):
-        when = "and STREAMSHIM is set" if asked else "when STREAMSHIM=1 is set, which it is not"
-        return Check(name, "ok", f"in place; every Python process of this environment starts streamshim {when}")
+        when = ", since STREAMSHIM is set" if asked else " once STREAMSHIM=1 is set, which it is not"
+        return Check(name, "ok", f"in place; every Python process of this environment starts streamshim{when}")
     hint = (
         "Install the package itself (pip install .), not a copy on PYTHONPATH, or start programs with "
         "`python -m streamshim run`."
@@ -185,7 +185,7 @@ def _of_binders(found: dict[str, Any], strict: bool) -> list[Check]:
 def _of_gpu(found: dict[str, Any], gpu: bool) -> list[Check]:
     if not found["gpus"]:
         return [Check("GPU", "skipped", f"{found['no_gpu']}; the self-tests were not run")]
-    checks = [Check("GPU", "ok", ", ".join(found["gpus"]))]
+    checks = [Check("GPU", "ok", f"{', '.join(found['gpus'])}; torch is built for CUDA {found['cuda']}")]
     if not gpu:
         return [*checks, Check("self-tests", "skipped", "--no-gpu was given")]
     for words, problem in found["tests"].items():

@@ -73,6 +73,7 @@ def survey(gpu: bool) -> dict[str, Any]:
     elif not torch.cuda.is_available():
         found["no_gpu"] = f"torch {torch.__version__} sees no GPU"
     else:
+        found["cuda"] = torch.version.cuda
         found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         found["tests"] = {words: _verdict(test) for words, test in SELF_TESTS.items()} if gpu else {}
     return found
