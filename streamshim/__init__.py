@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .allowance import allow
     from .binders.ctypes_.api import bind, load, unbind
+    from .binders.ctypes_.specs import SYNCS
     from .binders.ctypes_.stream_type import Stream
     from .compiler import compile
     from .errors import (
@@ -43,6 +44,7 @@ _HOMES = {
     "Mode": "settings",
     "NoCudaError": "errors",
     "RescuedLaunchWarning": "errors",
+    "SYNCS": "binders.ctypes_.specs",
     "Status": "report",
     "Stream": "binders.ctypes_.stream_type",
     "StreamShimError": "errors",
@@ -60,6 +62,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "SYNCS",
     "AlreadyInstalledError",
     "BinderError",
     "CaptureInvalidatedError",

@@ -63,6 +63,17 @@ def site_of_traceback(error: BaseException) -> Site | None:
     return found
 
 
+def is_in_traceback(error: BaseException, module: str) -> bool:
+    """Whether an exception came through a module of this name, or through one below it."""
+    step = error.__traceback__
+    while step is not None:
+        name = str(step.tb_frame.f_globals.get("__name__", ""))
+        if name == module or name.startswith(f"{module}."):
+            return True
+        step = step.tb_next
+    return False
+
+
 def _is_machinery(frame: FrameType) -> bool:
     name = str(frame.f_globals.get("__name__", ""))
     if name.partition(".")[0] in MACHINERY:

@@ -76,29 +76,34 @@ class SyncReport:
     Attributes:
         operation: what was called, in the user's words.
         site: the user's line.
+        thread: the name of the calling thread, if another one has begun the capture; else an empty string.
         capture: what is capturing, in words.
         mode: the mode in force.
+        why: what would happen, in one or two sentences.
         remedy: what to do, one line each.
     """
 
     operation: str
     site: Site
+    thread: str
     capture: str
     mode: str
+    why: str
     remedy: tuple[str, ...]
 
     def __str__(self) -> str:
         rows = [
             ("operation", self.operation),
             ("called at", _with_source(self.site)),
+            ("in thread", self.thread),
             ("capturing", self.capture),
             ("streamshim mode", self.mode),
         ]
+        where = "during another thread's" if self.thread else "inside a"
         return _rendered(
-            f"Host sync refused inside a CUDA graph capture: {self.operation}, at {self.site}.",
-            rows,
-            "The host would wait for work that is only being recorded, which CUDA does not allow: the capture would be "
-            "lost. Nothing has been touched, and the capture is still valid.",
+            f"Host sync refused {where} CUDA graph capture: {self.operation}, at {self.site}.",
+            [row for row in rows if row[1]],
+            f"{self.why} Nothing has been touched, and the capture is still valid.",
             (*self.remedy, "If it is known to be harmless: with streamshim.allow('sync', reason='...')."),
         )
 
@@ -176,7 +181,7 @@ class WrongStreamError(StreamShimError):
 
 
 class HostSyncError(StreamShimError, RuntimeError):
-    """A host synchronisation by a capturing thread was refused before CUDA was touched: the capture is still valid.
+    """A host synchronisation that would break a capture was refused before CUDA was touched: it is still valid.
 
     Attributes:
         report: the `SyncReport` that is the text of the error.

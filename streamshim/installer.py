@@ -12,7 +12,7 @@ from types import ModuleType
 from . import allowance, binders, capture, fork, gate, imports, ledger, runtime
 from ._version import __version__
 from .errors import AlreadyInstalledError, BinderError
-from .guards import forks, lost, sync_mode, syncs
+from .guards import forks, libraries, lost, refusals, sync_mode, torch_calls
 from .patching import Patch, PatchSet
 from .report import BinderStatus, Status
 from .settings import BINDERS, Mode, Settings
@@ -169,11 +169,13 @@ def _install(settings: Settings, by: str = "") -> Installation:
     gate.set_mode(settings.mode)
     capture.enabled = True
     capture.before_begin[:] = [_insist]
-    capture.guards[:] = [forks.Forks(), syncs.HostSyncs(), sync_mode.SyncMode()]
+    capture.guards[:] = [sync_mode.SyncMode(), forks.Forks(), torch_calls.HostSyncs(), refusals.Refusals()]
     capture.explain = lost.explained
     allowance.on_change["sync"] = sync_mode.on_allow
     imports.when_imported(_TORCH_GRAPHS, _bind_torch)
     imports.when_imported(_TORCH_CUDA, _bind_waits)
+    for module in libraries.CALLS:
+        imports.when_imported(module, _bind_library)
     for module in modules:
         imports.when_imported(module, _bind)
     if state.problems and (settings.mode is Mode.STRICT or settings.only is not None):
@@ -197,6 +199,7 @@ def uninstall() -> None:
             state.undo(name)
         for name in _wanted(state.settings):
             binders.load(name).removed()
+        libraries.removed()
         gate.set_mode(Mode.OFF)
         capture.enabled = False
         capture.forget_windows()
@@ -204,7 +207,7 @@ def uninstall() -> None:
         capture.guards.clear()
         capture.explain = None
         allowance.on_change.clear()
-        for module in (_TORCH_GRAPHS, _TORCH_CUDA, *_modules(state.settings)):
+        for module in (_TORCH_GRAPHS, _TORCH_CUDA, *libraries.CALLS, *_modules(state.settings)):
             imports.forget(module)
 
 
@@ -221,8 +224,8 @@ def status() -> Status:
             source=settings.source,
             started_by=_active.by if _active is not None else "",
             reason="" if _active is not None else _why_not(settings),
-            captures_unseen="; ".join(
-                _active.problems[name] for name in (_CAPTURES, _WAITS) if name in _active.problems
+            guards_off="; ".join(
+                f"{name}: {problem}" for name, problem in _active.problems.items() if name not in BINDERS
             )
             if _active is not None
             else "",
@@ -278,7 +281,16 @@ def _bind_torch(module: ModuleType) -> None:
 def _bind_waits(module: ModuleType) -> None:
     with _lock:
         if _active is not None:
-            _active.apply(_WAITS, lambda: [*syncs.patches(module), *forks.patches(module)])
+            _active.apply(_WAITS, lambda: [*torch_calls.patches(module), *forks.patches(module)])
+
+
+def _bind_library(module: ModuleType) -> None:
+    with _lock:
+        if _active is not None:
+            name = f"{module.__name__} waits"
+            _active.apply(name, lambda: libraries.patches(module))
+            if name not in _active.problems:
+                libraries.applied(module)
 
 
 def _insist() -> None:

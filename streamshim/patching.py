@@ -20,12 +20,14 @@ class Patch:
         name: the attribute's name. It must exist, on the owner itself or inherited.
         make: called with the original (as a plain function), returns the replacement.
         static: the attribute is a ``staticmethod``.
+        getter: the attribute is a ``property``, of which the getter is replaced.
     """
 
     owner: Any
     name: str
     make: Callable[[Callable[..., Any]], Callable[..., Any]]
     static: bool = False
+    getter: bool = False
     _raw: Any = field(default=_MISSING, init=False, repr=False)
     _ours: Any = field(default=None, init=False, repr=False)
 
@@ -41,8 +43,8 @@ class Patch:
         found = self._inherited()
         if found is _MISSING or found is None:
             return f"{self.target} does not exist"
-        if isinstance(found, (classmethod, property)):
-            return f"{self.target} is a {type(found).__name__}"
+        if isinstance(found, classmethod) or isinstance(found, property) is not self.getter:
+            return f"{self.target} is {'no property' if self.getter else f'a {type(found).__name__}'}"
         if isinstance(found, staticmethod) is not self.static and isinstance(self.owner, type):
             return f"{self.target} is {'no' if self.static else 'a'} staticmethod"
         return ""
@@ -50,10 +52,14 @@ class Patch:
     def apply(self) -> None:
         """Put the replacement in place."""
         self._raw = self._own()
-        original = getattr(self.owner, self.name)
+        found: Any = getattr(self.owner, self.name)
+        original = found.fget if self.getter else found
         replacement = self.make(original)
         functools.update_wrapper(replacement, original)
-        self._ours = staticmethod(replacement) if self.static else replacement
+        if self.getter:
+            self._ours = property(replacement, found.fset, found.fdel, found.__doc__)
+        else:
+            self._ours = staticmethod(replacement) if self.static else replacement
         setattr(self.owner, self.name, self._ours)
 
     def undo(self) -> bool:

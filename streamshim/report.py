@@ -44,7 +44,7 @@ class Status:
         started_by: who installed it: "the start-up file", "the vLLM plugin", ...; empty if the program did.
         reason: why nothing is installed.
         torch: torch's version, None if it is not imported.
-        captures_unseen: why torch's captures are not known with their line, if they are not.
+        guards_off: which of the patches that watch captures could not be applied, and why.
         binders: one entry a binder.
         captures: the captures that are open now, in words.
         events: how many launches were rescued, refused or allowed in captures.
@@ -58,7 +58,7 @@ class Status:
     started_by: str
     reason: str
     torch: str | None
-    captures_unseen: str
+    guards_off: str
     binders: list[BinderStatus]
     captures: list[str]
     events: dict[str, int]
@@ -75,8 +75,8 @@ class Status:
             f"installed{by}, mode {self.mode} ({self.source})" if self.installed else f"not installed ({self.reason})"
         )
         lines = [head, f"  torch     {self.torch or 'not imported yet'}"]
-        if self.captures_unseen:
-            lines.append(f"            captures are not seen: {self.captures_unseen}")
+        if self.guards_off:
+            lines.append(f"            guards off: {self.guards_off}")
         width = max([9, *(len(b.name) for b in self.binders)])
         for b in self.binders:
             versions = ", ".join(f"{p} {v or 'not installed'}" for p, v in b.versions.items())

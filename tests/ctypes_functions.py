@@ -71,6 +71,9 @@ class Streams:
     def capture_state(self, handle: int) -> CaptureState:
         return self.captures.get(handle, NOT_CAPTURING)
 
+    def thread_mode(self) -> str:
+        return "global"
+
 
 def recorder(*kinds: Any, prototype: Any = ctypes.CFUNCTYPE) -> tuple[Any, list[tuple[Any, ...]]]:
     """A lone function pointer of these argument types that writes down what the C side gets; returns 1."""

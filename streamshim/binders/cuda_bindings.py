@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType, NoneType
 from typing import Any
 
-from .. import gate, runtime
+from .. import gate
 from ..errors import WrongStreamError
 from ..gate import Launch
 from ..patching import Patch
 from ..settings import Mode
-from ..streams import LAST_DEFAULT, handle_of
-from .cuda_functions import BY_CONFIG, DRIVER, ESSENTIAL, TABLES, WAITS, Function, Kind
+from ..streams import handle_of
+from . import cuda_waits
+from .cuda_functions import BY_CONFIG, DRIVER, ESSENTIAL, TABLES, Function, Kind
 from .holders import Holders
 from .stream_objects import stream_object
 
@@ -53,12 +54,11 @@ class CudaBindingsBinder:
             if original is not None:
                 function = _as_installed(original, name, function)
             patches.append(Patch(module, name, _maker(module, name, function)))
-        wait = WAITS[module.__name__]
-        return [*patches, Patch(module, wait, _waiting)] if hasattr(module, wait) else patches
+        return [*patches, *cuda_waits.patches(module)]
 
     def applied(self, module: ModuleType) -> None:
         """Replace what was imported by name before."""
-        names = (*TABLES[module.__name__], WAITS[module.__name__])
+        names = (*TABLES[module.__name__], *cuda_waits.names(module.__name__))
         self._holders.take(module, [vars(module)[name] for name in names if name in vars(module)])
 
     def removed(self) -> None:
@@ -71,7 +71,9 @@ class CudaBindingsBinder:
 
 
 # The list is data, and is shown by help() with the rest.
-_LISTED = ", ".join(f"``{module}.{name}``" for module in TABLES for name in (*TABLES[module], WAITS[module]))
+_LISTED = ", ".join(
+    f"``{module}.{name}``" for module in TABLES for name in (*TABLES[module], *cuda_waits.names(module))
+)
 CudaBindingsBinder.__doc__ = f"{CudaBindingsBinder.__doc__}\n" + textwrap.fill(
     f"Targets: {_LISTED}.", 116, initial_indent="    ", subsequent_indent="    ", break_long_words=False
 )
@@ -136,29 +138,6 @@ def _by_argument(original: Callable[..., Any], module: Any, function: Function, 
         return original(*args, **{**kwargs, argument: bound})
 
     return replacement
-
-
-def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement of a function that waits for a stream: with a default-class one, for the current stream too."""
-
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        values = (*args, *kwargs.values())
-        if gate.binds() and len(values) == 1 and type(values[0]) in (int, NoneType, *_stream_types()):
-            current = gate.current_handle(gate.current_device())
-            # In a capture the wait is refused by CUDA, or by the guard of host syncs; nothing is bound to it then.
-            if int(values[0] or 0) <= LAST_DEFAULT < current and not runtime.get().capture_state(current):
-                result = original(stream_object(current))
-                if int(result[0]) != 0:
-                    return result
-        return original(*args, **kwargs)
-
-    return replacement
-
-
-def _stream_types() -> tuple[type, ...]:
-    """The types of streams of those modules of ``cuda.bindings`` that are imported."""
-    modules = {"cuda.bindings.driver": "CUstream", "cuda.bindings.runtime": "cudaStream_t"}
-    return tuple(getattr(sys.modules[m], name) for m, name in modules.items() if m in sys.modules)
 
 
 def _native_types(module: Any) -> frozenset[type]:

@@ -124,27 +124,57 @@ TABLES: Mapping[str, Mapping[str, Function]] = MappingProxyType(
     {"cuda.bindings.driver": DRIVER, "cuda.bindings.runtime": RUNTIME}
 )
 
+_D, _R = TABLES  # the names of the modules
+
 #: The functions that wait for one stream, their only argument. Who copies on stream 0 and then waits for stream 0 must
 #: get the copy, also where that was bound to another stream.
-WAITS: Mapping[str, str] = MappingProxyType(
-    {"cuda.bindings.driver": "cuStreamSynchronize", "cuda.bindings.runtime": "cudaStreamSynchronize"}
-)
+WAITS: Mapping[str, str] = MappingProxyType({_D: "cuStreamSynchronize", _R: "cudaStreamSynchronize"})
 
-#: The functions that let the host wait, or that run on the legacy stream with the host waiting. Not patched: data for
-#: a guard that refuses them in captures.
-SYNCHRONISING: Mapping[str, frozenset[str]] = MappingProxyType({
-    "cuda.bindings.driver": frozenset({
-        "cuCtxSynchronize", "cuCtxSynchronize_v2", "cuStreamSynchronize", "cuStreamQuery", "cuEventSynchronize",
-        "cuEventQuery", "cuEventElapsedTime", "cuMemcpy", "cuMemcpyPeer", "cuMemcpyHtoD", "cuMemcpyDtoH",
-        "cuMemcpyDtoD", "cuMemcpyDtoA", "cuMemcpyAtoD", "cuMemcpyHtoA", "cuMemcpyAtoH", "cuMemcpyAtoA", "cuMemcpy2D",
-        "cuMemcpy2DUnaligned", "cuMemcpy3D", "cuMemcpy3DPeer", "cuMemsetD8", "cuMemsetD16", "cuMemsetD32",
-        "cuMemsetD2D8", "cuMemsetD2D16", "cuMemsetD2D32",
-    }),
-    "cuda.bindings.runtime": frozenset({
-        "cudaDeviceSynchronize", "cudaExecutionCtxSynchronize", "cudaStreamSynchronize", "cudaStreamQuery",
-        "cudaEventSynchronize", "cudaEventQuery", "cudaEventElapsedTime", "cudaMemcpy", "cudaMemcpyPeer",
-        "cudaMemcpyFromArray", "cudaMemcpyToArray", "cudaMemcpyArrayToArray", "cudaMemcpy2D", "cudaMemcpy2DFromArray",
-        "cudaMemcpy2DToArray", "cudaMemcpy2DArrayToArray", "cudaMemcpy3D", "cudaMemcpy3DPeer", "cudaMemset",
-        "cudaMemset2D", "cudaMemset3D",
-    }),
+#: The functions that let the host wait, or ask whether it would have to; with what for: the "device", the "stream" that
+#: is their first argument, or an "event". ``cuEventElapsedTime`` does no harm in any capture (measured).
+WAITING: Mapping[str, Mapping[str, str]] = MappingProxyType({
+    _D: {
+        "cuCtxSynchronize": "device", "cuCtxSynchronize_v2": "device", "cuStreamSynchronize": "stream",
+        "cuStreamQuery": "stream", "cuEventSynchronize": "event", "cuEventQuery": "event",
+    },
+    _R: {
+        "cudaDeviceSynchronize": "device", "cudaExecutionCtxSynchronize": "device", "cudaStreamSynchronize": "stream",
+        "cudaStreamQuery": "stream", "cudaEventSynchronize": "event", "cudaEventQuery": "event",
+    },
 })  # fmt: skip
+
+#: The copies and sets that take no stream: they run on the legacy stream, at once.
+AT_ONCE: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    _D: (
+        "cuMemcpy", "cuMemcpyPeer", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpyDtoD", "cuMemcpyDtoA", "cuMemcpyAtoD",
+        "cuMemcpyHtoA", "cuMemcpyAtoH", "cuMemcpyAtoA", "cuMemcpy2D", "cuMemcpy2DUnaligned", "cuMemcpy3D",
+        "cuMemcpy3DPeer", "cuMemsetD8", "cuMemsetD16", "cuMemsetD32", "cuMemsetD2D8", "cuMemsetD2D16", "cuMemsetD2D32",
+    ),
+    _R: (
+        "cudaMemcpy", "cudaMemcpyPeer", "cudaMemcpyFromArray", "cudaMemcpyToArray", "cudaMemcpyArrayToArray",
+        "cudaMemcpy2D", "cudaMemcpy2DFromArray", "cudaMemcpy2DToArray", "cudaMemcpy2DArrayToArray", "cudaMemcpy3D",
+        "cudaMemcpy3DPeer", "cudaMemset", "cudaMemset2D", "cudaMemset3D",
+    ),
+})  # fmt: skip
+
+#: The functions that allocate, free or pin memory in a way that may wait for the device.
+ALLOCATING: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    _D: (
+        "cuMemAlloc", "cuMemAllocPitch", "cuMemAllocManaged", "cuMemAllocHost", "cuMemHostAlloc", "cuMemHostRegister",
+        "cuMemHostUnregister", "cuMemFree", "cuMemFreeHost",
+    ),
+    _R: (
+        "cudaMalloc", "cudaMallocPitch", "cudaMalloc3D", "cudaMallocManaged", "cudaMallocHost", "cudaHostAlloc",
+        "cudaHostRegister", "cudaHostUnregister", "cudaFree", "cudaFreeHost",
+    ),
+})  # fmt: skip
+
+#: The functions that begin a capture on the stream that is their first argument -> the place of the mode.
+BEGINS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        _D: {"cuStreamBeginCapture": 1, "cuStreamBeginCaptureToGraph": 5},
+        _R: {"cudaStreamBeginCapture": 1, "cudaStreamBeginCaptureToGraph": 5},
+    }
+)
+#: The function that ends it; the stream is its only argument.
+ENDS: Mapping[str, str] = MappingProxyType({_D: "cuStreamEndCapture", _R: "cudaStreamEndCapture"})

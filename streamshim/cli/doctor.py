@@ -177,8 +177,8 @@ def _of_binders(found: dict[str, Any], strict: bool) -> list[Check]:
             outside = _within(package, version, binder["tested"][package])
             if outside.state != "ok":
                 checks.append(outside)
-    if found["status"]["captures_unseen"]:
-        checks.append(Check("torch's captures", "warn", f"not seen: {found['status']['captures_unseen']}"))
+    if found["status"]["guards_off"]:
+        checks.append(Check("guards", "fail" if strict else "warn", f"off: {found['status']['guards_off']}"))
     return checks
 
 

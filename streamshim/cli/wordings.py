@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..guards.lost import CODES, Code
+from ..guards.codes import CODES, Code
 
 _IS_ABOUT_CUDA = r"(?=.*(?i:cuda|cute|capture|\bcu[A-Z_]))"
 
@@ -88,8 +88,8 @@ _SHIM = (
         "Take the stream at each call, or pass None. Strict mode makes an error of it.",
     ),
     _say(
-        "host-sync", r"Host sync refused inside a CUDA graph capture", "streamshim: a host sync was refused",
-        "The capturing thread was about to wait for the device, which would have lost the capture. It is still valid.",
+        "host-sync", r"Host sync refused .*CUDA graph capture", "streamshim: a host sync was refused",
+        "A call was about to wait for the device, which would have lost the capture. The capture is still valid.",
         "A check of a value (.item(), if on a tensor), printing a tensor, or a synchronize call.",
         "Keep the value on the device, or do it before or after the capture; the message names the line.",
     ),

@@ -1,7 +1,7 @@
-"""Which of torch's Python functions make the host wait for the device, in the user's words, and what to do instead.
+"""Which calls make the host wait for the device, in the user's words, and what to do instead: data for the guards.
 
-``ALWAYS`` means that the call waits for every CUDA tensor; ``SOMETIMES`` that it depends on the arguments: then
-``waits`` decides where it can, and torch's own check (`sync_mode`) in a global capture, whose error is explained.
+``ALWAYS`` means that a method of a tensor waits for every CUDA tensor; ``SOMETIMES`` that it depends on the arguments:
+then ``needs`` decides where it can, and torch's own check (`sync_mode`) in a global capture, whose error is explained.
 """
 
 from __future__ import annotations
@@ -9,9 +9,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 ALWAYS, SOMETIMES = "always", "sometimes"
+
+
+class Kind(Enum):
+    """What a call waits for, which decides what it does to a capture (`syncs.breaks`)."""
+
+    DEVICE = "all work of the current device"
+    STREAM = "the work of one stream"
+    EVENT = "an event"
+    VALUE = "the current stream, whose result the host wants"
+    #: Not a wait by itself, but CUDA treats it like one, since it may wait: allocating, freeing, pinning.
+    MEMORY = "whatever still uses the memory"
+    UNKNOWN = "something that it does not say"
+
 
 VALUE = (
     "Keep the value on the device: torch.where, a masked operation, or a flag tensor that is read after the replay.",
@@ -35,6 +49,13 @@ WAIT = (
     "Nothing needs to be waited for while capturing: order streams with stream.wait_event or stream.wait_stream.",
     "Or do this before or after the capture.",
 )
+ALLOCATE = (
+    "Allocate before the capture, or take memory from torch (torch.empty), whose allocator knows captures.",
+    "Or allocate in stream order (cuMemAllocAsync, cudaMallocAsync) on torch's current stream.",
+)
+WARM_UP = (
+    "Run it once before the capture, with arguments of the same shapes and types, so that its choice is made by then.",
+)
 
 
 @dataclass(frozen=True)
@@ -43,15 +64,17 @@ class Operation:
 
     Attributes:
         words: what it is, as the user knows it.
-        when: `ALWAYS` or `SOMETIMES`.
         remedy: what to do, one line each.
-        waits: for `SOMETIMES`: whether a call with these arguments is known to wait.
+        kind: what it waits for.
+        when: `ALWAYS` or `SOMETIMES`.
+        needs: for `SOMETIMES`: whether a call with these arguments is known to wait.
     """
 
     words: str
-    when: str
     remedy: tuple[str, ...]
-    waits: Callable[[tuple[Any, ...], dict[str, Any]], bool] | None = None
+    kind: Kind = Kind.VALUE
+    when: str = ALWAYS
+    needs: Callable[[tuple[Any, ...], dict[str, Any]], bool] | None = None
 
 
 def is_plain(value: Any) -> bool:
@@ -77,8 +100,19 @@ def _gets_by_mask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _sets_by_mask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    # A number is filled in without looking at the mask's size.
-    return len(args) == 3 and _is_mask(args[1]) and getattr(args[2], "ndim", 0) > 0 and on_device(args[0])
+    # One number is filled in without looking at the mask's size, unless it is on the device.
+    return (
+        len(args) == 3
+        and _is_mask(args[1])
+        and on_device(args[0])
+        and (getattr(args[2], "ndim", 0) > 0 or on_device(args[2]))
+    )
+
+
+def _compares(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    # Of other shapes, or without elements, nothing has to be looked at.
+    other = args[1] if len(args) > 1 else kwargs.get("other")
+    return bool(args) and on_device(args[0]) and args[0].numel() > 0 and args[0].shape == getattr(other, "shape", None)
 
 
 def _repeats_by_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -88,41 +122,43 @@ def _repeats_by_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 #: Methods of ``torch.Tensor``.
 METHODS: Mapping[str, Operation] = {
-    "item": Operation(".item() on a CUDA tensor", ALWAYS, VALUE),
-    "tolist": Operation(".tolist() on a CUDA tensor", ALWAYS, COPY),
-    "__bool__": Operation("the truth value of a CUDA tensor (if, while, and, or, not)", ALWAYS, VALUE),
-    "__int__": Operation("int() of a CUDA tensor", ALWAYS, VALUE),
-    "__float__": Operation("float() of a CUDA tensor", ALWAYS, VALUE),
-    "__complex__": Operation("complex() of a CUDA tensor", ALWAYS, VALUE),
-    "__index__": Operation("a CUDA tensor used as an index or a size", ALWAYS, VALUE),
-    "__contains__": Operation("`in` on a CUDA tensor", ALWAYS, VALUE),
-    "__repr__": Operation("print or repr of a CUDA tensor", ALWAYS, SHOW),
-    "__format__": Operation("formatting a CUDA tensor", SOMETIMES, SHOW),
-    "cpu": Operation(".cpu() of a CUDA tensor", SOMETIMES, COPY),
-    "to": Operation(".to() from or to the host", SOMETIMES, COPY),
-    "cuda": Operation(".cuda() of a tensor on the host", SOMETIMES, COPY),
-    "copy_": Operation(".copy_() between host and device", SOMETIMES, COPY),
-    "nonzero": Operation("nonzero: its result's size must reach the host", ALWAYS, SIZE),
-    "argwhere": Operation("argwhere: its result's size must reach the host", ALWAYS, SIZE),
-    "masked_select": Operation("masked_select: its result's size must reach the host", ALWAYS, SIZE),
-    "unique": Operation("unique: its result's size must reach the host", ALWAYS, SIZE),
-    "unique_consecutive": Operation("unique_consecutive: its result's size must reach the host", ALWAYS, SIZE),
-    "bincount": Operation("bincount: its result's size must reach the host", ALWAYS, SIZE),
-    "repeat_interleave": Operation("repeat_interleave without output_size", SOMETIMES, SIZE, _repeats_by_tensor),
-    "__getitem__": Operation(
-        "boolean-mask index: its result's size must reach the host", SOMETIMES, SIZE, _gets_by_mask
+    "item": Operation(".item() on a CUDA tensor", VALUE),
+    "tolist": Operation(".tolist() on a CUDA tensor", COPY),
+    "__bool__": Operation("the truth value of a CUDA tensor (if, while, and, or, not)", VALUE),
+    "__int__": Operation("int() of a CUDA tensor", VALUE),
+    "__float__": Operation("float() of a CUDA tensor", VALUE),
+    "__complex__": Operation("complex() of a CUDA tensor", VALUE),
+    "__index__": Operation("a CUDA tensor used as an index or a size", VALUE),
+    "__contains__": Operation("`in` on a CUDA tensor", VALUE),
+    "__repr__": Operation("print or repr of a CUDA tensor", SHOW),
+    "__format__": Operation("formatting a CUDA tensor", SHOW, when=SOMETIMES),
+    "cpu": Operation(".cpu() of a CUDA tensor", COPY, when=SOMETIMES),
+    "to": Operation(".to() from or to the host", COPY, when=SOMETIMES),
+    "cuda": Operation(".cuda() of a tensor on the host", COPY, when=SOMETIMES),
+    "copy_": Operation(".copy_() between host and device", COPY, when=SOMETIMES),
+    "nonzero": Operation("nonzero: its result's size must reach the host", SIZE),
+    "argwhere": Operation("argwhere: its result's size must reach the host", SIZE),
+    "masked_select": Operation("masked_select: its result's size must reach the host", SIZE),
+    "unique": Operation("unique: its result's size must reach the host", SIZE),
+    "unique_consecutive": Operation("unique_consecutive: its result's size must reach the host", SIZE),
+    "bincount": Operation("bincount: its result's size must reach the host", SIZE),
+    "repeat_interleave": Operation(
+        "repeat_interleave without output_size", SIZE, when=SOMETIMES, needs=_repeats_by_tensor
     ),
-    "__setitem__": Operation("assignment through a boolean mask", SOMETIMES, SIZE, _sets_by_mask),
-    "index_put_": Operation("index_put_ with a boolean mask", SOMETIMES, SIZE),
-    "equal": Operation("torch.equal of CUDA tensors", ALWAYS, COMPARE),
-    "allclose": Operation("torch.allclose of CUDA tensors", ALWAYS, COMPARE),
-    "is_nonzero": Operation("is_nonzero of a CUDA tensor", ALWAYS, VALUE),
-    "multinomial": Operation("multinomial: its arguments are checked on the host", SOMETIMES, VALUE),
+    "__getitem__": Operation(
+        "boolean-mask index: its result's size must reach the host", SIZE, when=SOMETIMES, needs=_gets_by_mask
+    ),
+    "__setitem__": Operation("assignment through a boolean mask", SIZE, when=SOMETIMES, needs=_sets_by_mask),
+    "index_put_": Operation("index_put_ with a boolean mask", SIZE, when=SOMETIMES),
+    "equal": Operation("torch.equal of CUDA tensors", COMPARE, when=SOMETIMES, needs=_compares),
+    "allclose": Operation("torch.allclose of CUDA tensors", COMPARE),
+    "is_nonzero": Operation("is_nonzero of a CUDA tensor", VALUE),
+    "multinomial": Operation("multinomial: its arguments are checked on the host", VALUE, when=SOMETIMES),
 }
 
-#: Functions of ``torch`` that wait whatever their arguments are. The others stay untouched, since compiled code holds
-#: them: Dynamo guards on their identity and would compile anew inside the capture, and ``with torch.device(...)`` keeps
-#: a table of those that make tensors.
+#: Functions of ``torch`` that nobody calls but for a result on the host. The others stay untouched, since compiled code
+#: holds them: Dynamo guards on their identity and would compile anew inside the capture, and ``with torch.device(...)``
+#: keeps a table of those that make tensors.
 FUNCTIONS: Mapping[str, Operation] = {
     name: METHODS[name]
     for name in (
@@ -131,14 +167,11 @@ FUNCTIONS: Mapping[str, Operation] = {
     )
 }  # fmt: skip
 
-#: Waiting calls, by the words for the user.
-SYNCHRONIZE = Operation("torch.cuda.synchronize() or torch.accelerator.synchronize()", ALWAYS, WAIT)
+#: Waiting calls of torch.
+SYNCHRONIZE = Operation("torch.cuda.synchronize() or torch.accelerator.synchronize()", WAIT, Kind.DEVICE)
 EVENT_METHODS: Mapping[str, Operation] = {
-    "synchronize": Operation("Event.synchronize()", ALWAYS, WAIT),
-    "query": Operation("Event.query()", ALWAYS, WAIT),
-    "elapsed_time": Operation("Event.elapsed_time()", ALWAYS, WAIT),
+    name: Operation(f"Event.{name}()", WAIT, Kind.EVENT) for name in ("synchronize", "query", "elapsed_time")
 }
 STREAM_METHODS: Mapping[str, Operation] = {
-    "synchronize": Operation("Stream.synchronize()", ALWAYS, WAIT),
-    "query": Operation("Stream.query()", ALWAYS, WAIT),
+    name: Operation(f"Stream.{name}()", WAIT, Kind.STREAM) for name in ("synchronize", "query")
 }

@@ -1,157 +1,138 @@
-"""Host synchronisation by a capturing thread is refused before CUDA is touched, so that the capture stays valid.
+"""The rule for host synchronisation: a call that would break a capture is refused before CUDA is touched.
 
-Two kinds of patches. Waiting calls (synchronise, query) are patched while streamshim is installed, since torch's own
-check does not know them. Tensor methods and some functions of torch are patched only while a capture is open: then they
-name the operation, and where torch's check is not armed they are the check.
+    what the call waits for               a "global" capture    "thread_local"              "relaxed"
+    the capture's own work, its device    any thread: breaks    any thread: breaks          any thread: breaks
+    anything else                         any thread: breaks    the thread that captures    fine
+
+As measured, and as the driver's documentation of ``cuThreadExchangeStreamCaptureMode`` has it, by which a thread can
+excuse itself from the second row (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__STREAM.html). Whoever
+patches a waiting call (`torch_calls`, `libraries`, the binders) comes here with what it waits for.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Callable, Mapping
-from types import ModuleType
+import threading
+from collections.abc import Callable
 from typing import Any
 
-from .. import allowance, capture, fork, gate, ledger, runtime
+from .. import allowance, capture, gate, ledger, runtime
+from ..callsite import UNKNOWN as NO_LINE
 from ..callsite import Site, user_site
 from ..capture import Window
 from ..errors import HostSyncError, SyncReport
-from ..patching import Patch, PatchSet
 from ..streams import LEGACY
-from .sync_table import ALWAYS, EVENT_METHODS, FUNCTIONS, METHODS, STREAM_METHODS, SYNCHRONIZE, Operation, on_device
+from .codes import code_of
+from .sync_table import Kind, Operation
 
 logger = logging.getLogger("streamshim")
 
-#: How torch's own check begins its message.
-_TORCH_SAYS = "called a synchronizing CUDA operation"
-
-_lock = fork.Lock()
-#: The ids of the open captures; a guard may be told twice that one ends.
-_open: set[int] = set()
-_named: PatchSet | None = None
+#: The mode of a capture that was begun below Python: it cannot be asked.
+_NOT_KNOWN = "?"
 _logged: set[Site] = set()
-#: The lines of other threads that are in the ledger already, and the capture; a poll comes a thousand times a second.
-_noted: set[tuple[Site, int]] = set()
 
 
-class HostSyncs:
-    """The guard that names torch's synchronising operations while any capture is open."""
+def breaks(mode: str, waits_for_it: bool, my_capture: bool, thread_mode: str = "global") -> bool:
+    """The rule.
 
-    def opened(self, window: Window) -> None:
-        global _named
-        with _lock:
-            _open.add(window.id)
-            if _named is None:
-                _named = PatchSet(_patches_while_open())
-                _named.apply()
-
-    def closing(self, window: Window) -> None:
-        global _named
-        with _lock:
-            _open.discard(window.id)
-            if not _open and _named is not None:
-                _named.undo()
-                _named = None
-                _noted.clear()
-
-
-def patches(torch_cuda: ModuleType) -> list[Patch]:
-    """The patches on torch's waiting calls, for as long as streamshim is installed.
-
-    Targets: ``torch._C._cuda_synchronize`` and ``torch._C._accelerator_synchronizeDevice``, which every alias of both
-    synchronize functions calls, and ``synchronize``, ``query``, ``elapsed_time`` of ``torch.cuda.Event`` and
-    ``torch.cuda.Stream`` (torch 2.6 to 2.13). Needed because torch's sync debug mode does not know them, so that a
-    capture would be lost without a line. Ends when it does.
+    Args:
+        mode: the mode of the capture.
+        waits_for_it: the call waits for a stream of this capture, or for its whole device.
+        my_capture: the calling thread has begun this capture, or its current stream is part of it.
+        thread_mode: how the calling thread interacts with captures.
     """
-    c = getattr(sys.modules.get("torch"), "_C", None)
-    event, stream = getattr(torch_cuda, "Event", None), getattr(torch_cuda, "Stream", None)
-    wanted: list[tuple[Any, str, Operation]] = [
-        (c, "_cuda_synchronize", SYNCHRONIZE),
-        (c, "_accelerator_synchronizeDevice", SYNCHRONIZE),
-        *((event, name, operation) for name, operation in EVENT_METHODS.items()),
-        *((stream, name, operation) for name, operation in STREAM_METHODS.items()),
-    ]
-    return [Patch(owner, name, _refusing(operation)) for owner, name, operation in wanted if hasattr(owner, name)]
+    if waits_for_it:
+        return True
+    if mode not in ("global", "thread_local") or thread_mode == "relaxed":
+        return False
+    return my_capture or (mode == "global" and thread_mode == "global")
 
 
-def _patches_while_open() -> list[Patch]:
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "Tensor"):
-        return []
-    tables: tuple[tuple[Any, Mapping[str, Operation]], ...] = ((torch.Tensor, METHODS), (torch, FUNCTIONS))
-    return [
-        Patch(owner, name, _naming(operation))
-        for owner, table in tables
-        for name, operation in table.items()
-        if hasattr(owner, name)
-    ]
+def check(operation: Operation, target: int = 0) -> None:
+    """Refuse a call of this thread if it would break a capture.
+
+    Args:
+        operation: the call.
+        target: for `Kind.STREAM` and `Kind.VALUE` the handle of the stream that is waited for; 0 if it is a default
+            stream, or not known.
+
+    Raises:
+        HostSyncError: naming the operation, the user's line, the capture and what to do.
+    """
+    window = broken_by(operation.kind, target)
+    if window is not None:
+        refuse(operation, window)
 
 
-def _refusing(operation: Operation) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Refuse a call that waits, if this thread captures."""
+def run(operation: Operation, target: int, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """`check`, then the call itself; remembered as a culprit if CUDA refuses it because of a capture.
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def waiting(*args: Any, **kwargs: Any) -> Any:
-            if _open and gate.active:
-                window = _capturing()
-                if window is None:
-                    _note_other_thread(operation)
-                elif _harms(operation, window, args):
-                    refuse(operation)
-            return original(*args, **kwargs)
+    Another thread may begin a capture between the two.
 
-        return waiting
-
-    return make
+    Raises:
+        HostSyncError: as `check`.
+    """
+    check(operation, target)
+    try:
+        return original(*args, **kwargs)
+    except Exception as error:
+        blame(operation, error)
+        raise
 
 
-def _naming(operation: Operation) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Refuse, or explain torch's refusal of, an operation that needs a value on the host."""
-    always = operation.when == ALWAYS
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        from torch.overrides import handle_torch_function, has_torch_function
-
-        def synchronising(*args: Any, **kwargs: Any) -> Any:
-            # The arguments first: what is on the host needs no question to the driver.
-            waits = (always and bool(args) and on_device(args[0])) or (
-                operation.waits is not None and operation.waits(args, kwargs)
-            )
-            if waits and gate.active and not _is_compiling() and _capturing() is not None:
-                refuse(operation)
-            try:
-                values = [*args, *kwargs.values()]
-                values += [item for value in values if type(value) is tuple for item in value]
-                if has_torch_function(values):
-                    # torch would look the method up by its name and hand our replacement to __torch_function__, where
-                    # tables of a subclass or a mode know the original only.
-                    return handle_torch_function(original, values, *args, **kwargs)
-                return original(*args, **kwargs)
-            except RuntimeError as error:
-                if gate.active and _TORCH_SAYS in str(error) and _capturing() is not None:
-                    refuse(operation, error)
-                raise
-
-        return synchronising
-
-    return make
+def blame(operation: Operation, error: BaseException) -> None:
+    """Remember a call that has failed, if CUDA's error is about a capture: the call has broken that."""
+    if not capture.any_open() or code_of(error) is None:
+        return
+    site, thread = user_site(), threading.current_thread().name
+    for window in capture.open_windows():
+        ledger.add(ledger.Event("failed sync", f"{operation.words} in thread {thread}", site, 0, 0, window.id))
 
 
-def refuse(operation: Operation, cause: BaseException | None = None) -> None:
+def broken_by(kind: Kind, target: int = 0) -> Window | None:
+    """The capture that a call of this thread would break, its own before others; None if there is none."""
+    asked = runtime.get()
+    device = asked.current_device()
+    current, state = asked.current_handle(device), asked.capture_state
+    mine = state(current).id if current > LEGACY else 0
+    waited_for = mine if target == current else state(target).id if target > LEGACY else 0
+    if not mine and not waited_for and not capture.any_open():
+        return None
+    windows = capture.open_windows()
+    for handle, id_ in ((current, mine), (target, waited_for)):
+        if id_ and capture.window(id_) is None:
+            windows.append(Window(id_, handle, device, NO_LINE, "?", _NOT_KNOWN))
+    me = threading.get_ident()
+    if kind in (Kind.DEVICE, Kind.UNKNOWN):
+        # What is not known, in a thread whose current stream captures, is taken to wait for that.
+        waited_for = waited_for or mine
+    thread_mode = asked.thread_mode()
+    for window in sorted(windows, key=lambda window: window.id != mine):
+        waits = window.id == waited_for or (kind is Kind.DEVICE and window.device == device)
+        is_mine = window.id == mine or window.ident == me
+        # A window may be left over from a capture that was ended below Python.
+        if breaks(window.error_mode, waits, is_mine, thread_mode) and state(window.stream).id == window.id:
+            return window
+    return None
+
+
+def refuse(operation: Operation, window: Window, cause: BaseException | None = None) -> None:
     """Raise `HostSyncError` for an operation of the calling thread, unless a region allows it.
+
+    Args:
+        operation: the call.
+        window: the capture that it would break.
+        cause: torch's own refusal, if that came first; it cannot be allowed any more.
 
     Raises:
         HostSyncError: naming the operation, the user's line, the capture and what to do.
     """
     site = user_site()
-    window = _capturing()
-    capture_id = window.id if window is not None else 0
     if cause is None and allowance.covers("sync", site):
-        ledger.add(ledger.Event("allowed sync", operation.words, site, 0, 0, capture_id))
+        ledger.add(ledger.Event("allowed sync", operation.words, site, 0, 0, window.id))
         return
-    report = SyncReport(operation.words, site, capture.describe(capture_id), str(gate.mode()), operation.remedy)
-    ledger.add(ledger.Event("refused sync", operation.words, site, 0, 0, capture_id))
+    report = _report(operation, window, site)
+    ledger.add(ledger.Event("refused sync", operation.words, site, 0, 0, window.id))
     if site not in _logged:
         # An engine that does collective work on its way out of the block may hang, and the exception with it.
         _logged.add(site)
@@ -159,41 +140,57 @@ def refuse(operation: Operation, cause: BaseException | None = None) -> None:
     raise HostSyncError(report) from cause
 
 
-def _capturing() -> Window | None:
-    """The capture of the calling thread's current stream; a stand-in for one that torch has not begun."""
+def _report(operation: Operation, window: Window, site: Site) -> SyncReport:
+    thread, remedy = threading.current_thread(), operation.remedy
+    is_other = window.ident not in (0, thread.ident)
+    if not is_other:
+        why = _WHY_MEMORY if operation.kind is Kind.MEMORY else _WHY
+    elif window.id == _own_capture():
+        why = _WHY_SHARED.format(window.thread)
+        remedy = (*remedy, _OWN_STREAMS)
+    elif window.error_mode == "global":
+        why = _WHY_GLOBAL.format(window.thread)
+        remedy = _THREAD_LOCAL
+    elif operation.kind is Kind.DEVICE:
+        why = _WHY_DEVICE.format(window.device, window.thread)
+        remedy = ("Wait for a stream or an event instead of the device, or after the capture.",)
+    else:
+        why = _WHY_TARGET.format(window.thread)
+        remedy = ("Wait for it after the capture.", _OWN_STREAMS)
+    return SyncReport(
+        operation=operation.words,
+        site=site,
+        thread=thread.name if is_other else "",
+        capture=capture.describe(window.id),
+        mode=str(gate.mode()),
+        why=why,
+        remedy=remedy,
+    )
+
+
+def _own_capture() -> int:
     asked = runtime.get()
-    device = asked.current_device()
-    handle = asked.current_handle(device)
-    state = asked.capture_state(handle) if handle > LEGACY else None
-    if not state:
-        return None
-    return capture.window(state.id) or Window(state.id, handle, device, user_site(), "?", "global")
+    current = asked.current_handle(asked.current_device())
+    return asked.capture_state(current).id if current > LEGACY else 0
 
 
-def _harms(operation: Operation, window: Window, args: tuple[Any, ...]) -> bool:
-    """Whether a waiting call breaks the capture of its own thread."""
-    if operation is SYNCHRONIZE:
-        return True
-    target: Any = args[0] if args else None
-    if hasattr(target, "cuda_event"):
-        # An event that was never recorded has no handle, and waits for nothing.
-        return bool(target.cuda_event) and window.error_mode != "relaxed"
-    handle = getattr(target, "cuda_stream", 0)
-    if handle > LEGACY and runtime.get().capture_state(handle):
-        return True
-    return window.error_mode != "relaxed"
-
-
-def _note_other_thread(operation: Operation) -> None:
-    """Another thread captures: CUDA decides, by that capture's mode. Remember the line, in case it breaks."""
-    site = user_site()
-    for window in capture.open_windows():
-        if (site, window.id) in _noted:
-            continue
-        _noted.add((site, window.id))
-        ledger.add(ledger.Event("sync in another thread", operation.words, site, 0, 0, window.id))
-
-
-def _is_compiling() -> bool:
-    compiler = getattr(sys.modules.get("torch"), "compiler", None)
-    return bool(compiler is not None and compiler.is_compiling())
+_WHY = "The host would wait for work that is only being recorded, which CUDA does not allow: the capture would be lost."
+_WHY_MEMORY = "The call may have to wait for the device, so CUDA does not allow it here: the capture would be lost."
+_WHY_GLOBAL = (
+    "Thread {} captures in mode 'global', in which CUDA refuses such calls to every thread of the process, and drops "
+    "the capture."
+)
+_WHY_DEVICE = "CUDA does not wait for cuda:{} while thread {} captures on it: the call would fail, and end the capture."
+_WHY_TARGET = "What it waits for is part of the capture of thread {}: the call would fail, and end the capture."
+_WHY_SHARED = (
+    "This thread's current stream is part of the capture that thread {} has begun, so the host would wait for work "
+    "that is only being recorded: the capture would be lost."
+)
+_OWN_STREAMS = (
+    "If the two threads should not share a stream: torch.cuda.Stream() hands out the same 32 streams in turn, so make "
+    "them once and keep them."
+)
+_THREAD_LOCAL = (
+    "Begin the capture with capture_error_mode='thread_local': it then concerns its own thread only.",
+    "Or let this thread do without until the capture is over.",
+)

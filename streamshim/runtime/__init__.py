@@ -60,6 +60,10 @@ class Runtime(Protocol):
     def capture_state(self, handle: int) -> CaptureState:
         """Whether the stream captures. The handle must belong to a living stream."""
 
+    def thread_mode(self) -> str:
+        """How the calling thread interacts with captures: "global" unless it said otherwise, to CUDA
+        (``cuThreadExchangeStreamCaptureMode``); "thread_local" or "relaxed" then."""
+
 
 class _Holder:
     """Holds the runtime in use; `torch_cuda` is made at the first question, since torch may be imported late."""

@@ -255,6 +255,9 @@ class Simulator(Runtime):
             valid = branch.capture.valid
             return CaptureState(branch.capture.id if valid else 0, valid)
 
+    def thread_mode(self) -> str:
+        return "global"  # nobody can say otherwise here
+
     # Streams, events, memory
 
     def new_stream(self, device: int | None = None, blocking: bool = False) -> Stream:

@@ -17,6 +17,9 @@ from ..errors import NoCudaError
 from . import NOT_CAPTURING, CaptureState
 
 _ACTIVE, _INVALIDATED = 1, 2
+#: CUstreamCaptureMode.
+_GLOBAL = 0
+_MODES = ("global", "thread_local", "relaxed")
 _cuda: Any = torch.cuda  # partly untyped
 
 
@@ -45,6 +48,9 @@ class TorchCuda:
         self._capture_info = driver.cuStreamGetCaptureInfo_v2
         self._capture_info.argtypes = [ctypes.c_void_p] * 6
         self._capture_info.restype = ctypes.c_int
+        self._exchange_mode = driver.cuThreadExchangeStreamCaptureMode
+        self._exchange_mode.argtypes = [ctypes.c_void_p]
+        self._exchange_mode.restype = ctypes.c_int
 
     def device_count(self) -> int:
         return self._devices
@@ -63,6 +69,15 @@ class TorchCuda:
         if result != 0 or status.value not in (_ACTIVE, _INVALIDATED):
             return NOT_CAPTURING
         return CaptureState(capture.value, status.value == _ACTIVE)
+
+    def thread_mode(self) -> str:
+        # The driver tells the mode only in exchange for another one, so this is done twice.
+        mode = ctypes.c_int(_GLOBAL)
+        if self._exchange_mode(ctypes.byref(mode)) != 0:
+            return _MODES[_GLOBAL]
+        found = mode.value
+        self._exchange_mode(ctypes.byref(mode))
+        return _MODES[found]
 
 
 def _stream(handle: int, device: int) -> Any:

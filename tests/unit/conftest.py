@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 
 import streamshim
 from streamshim import binders, capture, gate, imports, installer, ledger, runtime, settings
+from streamshim.callsite import Site
 from streamshim.patching import Patch
 from streamshim.runtime import NOT_CAPTURING, CaptureState
 
@@ -53,6 +55,7 @@ class FakeRuntime:
         self.device = 0
         self.captures: dict[int, CaptureState] = {}
         self.asked: list[int] = []
+        self.mode = "global"
 
     def current_handle(self, device: int) -> int:
         return self.current
@@ -70,6 +73,12 @@ class FakeRuntime:
         self.asked.append(handle)
         return self.captures.get(handle, NOT_CAPTURING)
 
+    def thread_mode(self) -> str:
+        return self.mode
+
+    def order(self, first: int, then: int, device: int) -> None:
+        pass
+
 
 @pytest.fixture
 def cuda() -> FakeRuntime:
@@ -78,6 +87,25 @@ def cuda() -> FakeRuntime:
     runtime.use(fake)
     gate.connect(fake)
     return fake
+
+
+@pytest.fixture
+def capturing(cuda: FakeRuntime) -> Callable[..., capture.Window]:
+    """This thread captures on the stream 0x7f0010, in bind mode; ``capturing("relaxed")`` says in which mode.
+
+    With ``by_other=True`` another thread does, and this one's current stream is another.
+    """
+    gate.set_mode(settings.Mode.BIND)
+
+    def begin(error_mode: str = "global", by_other: bool = False) -> capture.Window:
+        cuda.captures[0x7F0010] = CaptureState(7)
+        cuda.current = 0x7F0030 if by_other else 0x7F0010
+        site = Site("serve.py", 12, "capture_model")
+        thread, ident = ("engine", 1) if by_other else ("MainThread", threading.get_ident())
+        capture._windows[7] = capture.Window(7, 0x7F0010, 0, site, thread, error_mode, ident)
+        return capture._windows[7]
+
+    return begin
 
 
 @pytest.fixture

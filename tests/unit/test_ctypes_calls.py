@@ -746,7 +746,7 @@ Launch refused: it takes no stream, so the CUDA graph being captured would miss 
                        function(5, None)
   stream given     none; the NULL stream (0) is built in
   stream expected  0x7f5512345678, torch's current stream of cuda:0
-  capturing        capture 7 (not begun through torch.cuda.CUDAGraph)
+  capturing        capture 7 (begun before install(), or below Python)
   streamshim mode  bind
 
 The kernel always goes to the NULL stream, so it would run once, now. The first result would be right and

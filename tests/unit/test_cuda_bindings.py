@@ -17,8 +17,8 @@ from cuda_recorders import Protocol, Recorder
 
 import streamshim
 from streamshim import WrongStreamError
-from streamshim.binders import cuda_bindings
-from streamshim.binders.cuda_functions import BY_CONFIG, DRIVER, RUNTIME, SYNCHRONISING, TABLES, WAITS
+from streamshim.binders import cuda_bindings, cuda_waits
+from streamshim.binders.cuda_functions import BY_CONFIG, TABLES
 from streamshim.runtime import CaptureState
 
 CURRENT, STALE = 0x7F00, 0x7E00
@@ -98,20 +98,14 @@ def test_the_table_is_what_the_installed_version_says(module):
             assert (parameters[function.place], len(parameters)) == (function.argument, function.count)
 
 
-def test_what_orders_streams_or_waits_is_never_touched():
-    assert not {*NEVER, *(name for names in SYNCHRONISING.values() for name in names)} & {*DRIVER, *RUNTIME}
+def test_what_orders_streams_is_never_touched():
     modules = [importlib.import_module(module) for module in TABLES]
     before = [dict(vars(module)) for module in modules]
     install()
     for module, old in zip(modules, before, strict=True):
         changed = {name for name, value in vars(module).items() if value is not old[name]}
-        assert changed == {*TABLES[module.__name__], WAITS[module.__name__]} & set(old)
-
-
-@pytest.mark.parametrize("module", TABLES)
-def test_every_synchronising_function_is_one(module):
-    missing = {name for name in SYNCHRONISING[module] if not hasattr(importlib.import_module(module), name)}
-    assert missing <= {"cuCtxSynchronize_v2", "cudaExecutionCtxSynchronize"}  # from 13.0 and 13.1 on
+        assert changed == {*TABLES[module.__name__], *cuda_waits.names(module.__name__)} & set(old)
+        assert not changed & set(NEVER)
 
 
 def test_a_function_that_this_version_lacks_is_left_out(monkeypatch):
@@ -418,54 +412,3 @@ assert cuLaunchKernel is driver.cuLaunchKernel
 assert "cyfunction" in repr(cuLaunchKernel)
 """
     assert run_python(code) == "bound []\n"
-
-
-# Waiting for a default-class stream
-
-
-@pytest.mark.parametrize("module", WAITS)
-@pytest.mark.parametrize("mode", ["bind", "strict"])
-def test_waiting_for_stream_0_waits_for_what_was_bound_too(module, mode, monkeypatch):
-    """cuMemcpyDtoHAsync(..., 0) is bound to the current stream; whoever then waits for stream 0 reads its result."""
-    recorder = Recorder(monkeypatch, importlib.import_module(module), WAITS[module])
-    recorder.result = (0,)
-    install(mode)
-    for given in (0, None, driver.CUstream(0), 1, 2):
-        recorder.calls.clear()
-        assert recorder(given) == (0,)
-        (first, _), (second, _) = recorder.calls
-        assert int(first[0]) == CURRENT
-        assert second == (given,)
-
-
-def test_an_explicit_stream_is_waited_for_alone(monkeypatch):
-    recorder = Recorder(monkeypatch, driver, "cuStreamSynchronize")
-    recorder.result = (0,)
-    install()
-    recorder(STALE)
-    recorder(hStream=CURRENT)
-    assert recorder.calls == [((STALE,), {}), ((), {"hStream": CURRENT})]
-
-
-def test_in_a_capture_in_check_mode_and_on_the_default_stream_a_wait_is_as_it_was(current, monkeypatch):
-    recorder = Recorder(monkeypatch, driver, "cuStreamSynchronize")
-    recorder.result = (0,)
-    install()
-    current.captures[CURRENT] = CaptureState(7)
-    recorder(0)
-    current.captures.clear()
-    current.current = 0
-    recorder(0)
-    streamshim.uninstall()
-    current.current = CURRENT
-    install("check")
-    recorder(0)
-    assert recorder.calls == [((0,), {})] * 3
-
-
-def test_a_failed_wait_is_told_at_once(monkeypatch):
-    recorder = Recorder(monkeypatch, driver, "cuStreamSynchronize")
-    recorder.result = (700,)
-    install()
-    assert recorder(0) == (700,)
-    assert len(recorder.calls) == 1

@@ -51,7 +51,7 @@ def test_a_binder_that_is_off_counts_in_strict_mode_only():
         "versions": {"nvidia-cutlass-dsl": "9.0", "apache-tvm-ffi": None},
         "tested": {"nvidia-cutlass-dsl": ">=4.4,<4.9", "apache-tvm-ffi": ">=0.1.9,<0.2"},
     }
-    found = {"imports_failed": {}, "status": {"binders": [binder], "captures_unseen": ""}}
+    found = {"imports_failed": {}, "status": {"binders": [binder], "guards_off": ""}}
     for strict, state in ((False, "warn"), (True, "fail")):
         off, version = doctor._of_binders(found, strict)
         assert (off.state, off.text) == (state, "off: no such attribute (nvidia-cutlass-dsl 9.0)")

@@ -103,7 +103,7 @@ Launch refused: its stream belongs to another capture than torch's current strea
   launch           CuTe kernel 'scan' (TVM-FFI), argument 'stream'
   called at        tests/unit/test_errors.py:{LINE} in user_code
                        return resolve(given, 1, launch, argument)  # the user's line
-  stream given     0x7f0030, part of capture 9 (not begun through torch.cuda.CUDAGraph)
+  stream given     0x7f0030, part of capture 9 (begun before install(), or below Python)
   stream expected  0x7f0010, torch's current stream of cuda:1
   capturing        capture 7 on stream 0x7f0010 of cuda:1, begun at serve.py:12 in capture_model, thread MainThread
   streamshim mode  bind

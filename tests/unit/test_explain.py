@@ -14,7 +14,7 @@ from streamshim.cli.explain import find
 from streamshim.cli.wordings import WORDINGS
 from streamshim.errors import LaunchReport, LostCaptureReport, SyncReport
 from streamshim.gate import _HEADLINE, Verdict
-from streamshim.guards.lost import CODES
+from streamshim.guards.codes import CODES
 
 #: As SGLang 0.5.11 prints it: three chained errors, of which only the first names the culprit.
 SGLANG_LOG = """\
@@ -140,7 +140,8 @@ def test_streamshims_own_launch_reports(verdict):
 
 
 def test_streamshims_other_reports():
-    assert keys(str(SyncReport(".item()", SITE, "capture 1", "bind", ()))) == ["host-sync"]
+    for thread in ("", "loader"):
+        assert keys(str(SyncReport(".item()", SITE, thread, "capture 1", "bind", "why", ()))) == ["host-sync"]
     lost = LostCaptureReport(901, "too late", (), SITE, "capture 1", ())
     assert keys(str(lost)) == ["lost", "cuda-901"]
 

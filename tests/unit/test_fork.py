@@ -33,7 +33,7 @@ def in_child(child):
 CAPTURING = """
 import streamshim, torch
 from streamshim import allowance, capture, gate, ledger
-from streamshim.guards import forks, sync_mode, syncs
+from streamshim.guards import sync_mode, torch_calls
 from streamshim.capture import Window
 from streamshim.callsite import Site
 streamshim.install("strict")
@@ -54,7 +54,7 @@ def test_captures_of_the_parent_are_not_open_in_the_child(run_python):
     code = """
 def child():
     assert not capture.any_open() and not capture._captured_by
-    assert not syncs._open and not hasattr(torch.Tensor.item, "__wrapped__")
+    assert not torch_calls._open and not hasattr(torch.Tensor.item, "__wrapped__")
     assert not sync_mode._armed_for
     assert streamshim.status().captures == [] and streamshim.status().events == {}
     assert streamshim.status().installed and streamshim.status().mode == "strict"

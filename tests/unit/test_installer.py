@@ -427,9 +427,8 @@ with streamshim.install() as installation:
 class TestPublicNames:
     """What ``import streamshim`` gives."""
 
-    def test_they_are_sorted(self):
-        assert streamshim.__all__ == sorted(streamshim.__all__)
-        assert dir(streamshim) == streamshim.__all__
+    def test_dir_shows_them(self):
+        assert dir(streamshim) == sorted(streamshim.__all__)
 
     @pytest.mark.parametrize("name", streamshim.__all__)
     def test_each_is_there_and_documented(self, name):
@@ -438,7 +437,7 @@ class TestPublicNames:
         assert not isinstance(value, ModuleType)
 
     def test_the_lazy_table_and_the_list_are_the_same(self):
-        assert sorted([*streamshim._HOMES, "__version__"]) == streamshim.__all__
+        assert sorted([*streamshim._HOMES, "__version__"]) == sorted(streamshim.__all__)
 
     def test_the_list_for_type_checkers_is_the_same(self):
         """What is behind TYPE_CHECKING is not run, so it is read."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from . import registry, tables
 from .hooks import is_function
 from .labels import label_of
-from .specs import Spec, Wish, spec_of, specs_of
+from .specs import Spec, Syncs, Wish, spec_of, specs_of
 
 _T = TypeVar("_T")
 _Library = TypeVar("_Library", bound=ctypes.CDLL)
@@ -30,7 +30,7 @@ _TARGETS = "a ctypes function pointer, a ctypes.CDLL or PyDLL object, or a file 
 
 def bind(
     target: _T,
-    stream: int | str | Mapping[str, Wish] | None = _LAST,
+    stream: int | str | Syncs | Mapping[str, Wish] | None = _LAST,
     nargs: int | None = None,
     *,
     argnames: Sequence[str] | None = None,
@@ -50,9 +50,9 @@ def bind(
             names of libraries, for code that cannot be edited: every library that ctypes loads and that matches is
             bound, whether it is loaded before or after.
         stream: for a function pointer the index of the stream argument (negative counts from the end), its name out
-            of ``argnames``, or None for a function that launches and takes no stream. For a library or pattern a map
-            from names to that, or to a dict of these keywords; without a map, the launches, copies and sets of CUDA's
-            driver and runtime.
+            of ``argnames``, None for a function that launches and takes no stream, or `SYNCS` for one that waits for
+            the device, which is refused where that would break a capture. For a library or pattern a map from names to
+            that, or to a dict of these keywords; without a map, the functions of CUDA's driver and runtime.
         nargs: how many arguments a function pointer takes.
         argnames: the names of a function pointer's arguments; those made with paramflags are called by name.
         device: where it launches: on the "current" device, on that of the torch "tensors" among the arguments, or on

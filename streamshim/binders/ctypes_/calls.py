@@ -16,6 +16,7 @@ from ...streams import LAST_DEFAULT
 from . import config_structs, devices
 from .specs import Spec
 from .values import as_argument, given_handle, tensor_type
+from .waits import waiting
 
 #: ``path(original, call, kwargs)``; ``original`` is the ``__call__`` below ours, and ``call`` is what that takes: the
 #: function pointer and the arguments in one tuple, which saves building it again.
@@ -31,6 +32,8 @@ def path_of(spec: Spec, label: str) -> Path:
         spec: what the user said about the function.
         label: the function for messages, for instance "libscale.so: scale_on".
     """
+    if spec.waits is not None:
+        return waiting(spec, label)
     if spec.stream is None:
         return _without_stream(spec, label)
     plain = spec.device == "current" and spec.tensors is None and spec.field < 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from .specs import Spec, spec_of
+from .specs import SYNCS, Spec, Syncs, spec_of
 
 VARIABLE = "STREAMSHIM_CTYPES"
 SYNTAX = (
     "PATTERN:FUNCTION=STREAM[,FUNCTION=STREAM...][;PATTERN:...], where PATTERN is a file name with wildcards and "
-    "STREAM the index of the stream argument, or none; for instance libscale-*.so:scale_on=-1,scale=none"
+    "STREAM the index of the stream argument, none, or syncs for a function that waits; for instance "
+    "libscale-*.so:scale_on=-1,scale=none"
 )
 
 
@@ -42,13 +43,13 @@ def patterns_from(environ: Mapping[str, str] | None = None) -> dict[str, dict[st
     return patterns
 
 
-def _stream(part: str, text: str) -> int | None:
-    if text.lower() == "none":
-        return None
+def _stream(part: str, text: str) -> int | Syncs | None:
+    if text.lower() in ("none", "syncs"):
+        return None if text.lower() == "none" else SYNCS
     try:
         return int(text)
     except ValueError:
-        raise _wrong(part, f"has the stream {text!r}, which is neither an index nor none") from None
+        raise _wrong(part, f"has the stream {text!r}, which is neither an index nor none nor syncs") from None
 
 
 def _wrong(part: str, problem: str) -> ValueError:

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-#: What stands for the stream of one function: a place, a name, no stream at all, or the keywords of `spec_of`.
-Wish = int | str | None | Mapping[str, Any]
+from ...guards.sync_table import Kind
+
+
+class Syncs:
+    """The type of `SYNCS`."""
+
+    def __repr__(self) -> str:
+        return "streamshim.SYNCS"
+
+
+#: Says of a function that it lets the host wait for the device: it is refused where that would break a capture.
+SYNCS: Final = Syncs()
+
+#: What stands for the stream of one function: a place, a name, no stream at all, `SYNCS`, or the keywords of `spec_of`.
+Wish = int | str | None | Syncs | Mapping[str, Any]
 
 _OPTIONS = ("stream", "nargs", "argnames", "device", "tensors")
-_STREAMS = "an index (negative counts from the end), a name out of argnames, or None for a function without a stream"
+_STREAMS = (
+    "an index (negative counts from the end), a name out of argnames, None for a function without a stream, or "
+    "streamshim.SYNCS for one that waits"
+)
 _MAP = (
-    "a map from each function's name to its stream's index, to None where it takes no stream, or to a dict with "
-    f"{', '.join(_OPTIONS)}; for instance {{'scale_on': -1, 'scale': None}}"
+    "a map from each function's name to its stream's index, to None where it takes no stream, to streamshim.SYNCS "
+    f"where it waits, or to a dict with {', '.join(_OPTIONS)}; for instance {{'scale_on': -1, 'scale': None}}"
 )
 
 
@@ -28,6 +44,7 @@ class Spec:
         device: "current", "tensors", or the device's index.
         tensors: "data_ptr" if torch tensors are to be passed as their address.
         field: where the stream is in the structure that the argument points to; -1: the argument is the stream.
+        waits: what the function waits for, if it is one that waits.
     """
 
     stream: int | None
@@ -36,6 +53,7 @@ class Spec:
     device: int | str = "current"
     tensors: str | None = None
     field: int = -1
+    waits: Kind | None = None
 
     @property
     def name(self) -> str:
@@ -45,7 +63,7 @@ class Spec:
     @property
     def said(self) -> str:
         """What was asked for, in words, for messages."""
-        stream = self.name or self.stream
+        stream = self.name or (SYNCS if self.waits is not None else self.stream)
         extra = f", nargs={self.count}" if self.count and not self.names else ""
         extra += "" if self.device == "current" else f", device={self.device!r}"
         return f"stream={stream!r}{extra}" + (f", tensors={self.tensors!r}" if self.tensors else "")
@@ -62,7 +80,7 @@ def spec_of(
     """Check what was said about one function.
 
     Args:
-        stream: an index, a name out of ``argnames``, or None.
+        stream: an index, a name out of ``argnames``, None, or `SYNCS`.
         nargs: how many arguments there are, or None.
         argnames: the names of all arguments, or None.
         device: "current", "tensors", or an index.
@@ -78,7 +96,9 @@ def spec_of(
         raise ValueError(f"{where}device is {device!r}; accepted: 'current', 'tensors', or the index of a device")
     if tensors not in (None, "data_ptr"):
         raise ValueError(f"{where}tensors is {tensors!r}; accepted: None or 'data_ptr'")
-    return Spec(_place(stream, count, names, where), count, names, device, tensors)
+    waits = Kind.UNKNOWN if stream is SYNCS else None
+    place = None if stream is SYNCS else _place(stream, count, names, where)
+    return Spec(place, count, names, device, tensors, waits=waits)
 
 
 def specs_of(functions: Any, device: Any = "current", tensors: Any = None, where: str = "stream") -> dict[str, Spec]:

@@ -1,7 +1,7 @@
-"""The stream arguments of CUDA's own functions, for ``bind(libcuda)`` and ``bind(libcudart)``.
+"""CUDA's own functions, for ``bind(libcuda)`` and ``bind(libcudart)``: where each has its stream, and which ones wait.
 
-Synchronous calls, and the recording and waiting of events, are not here: an event's record and wait are the edges of a
-fork, and go where they are sent. From cuda.h and cuda_runtime_api.h of CUDA 12 and 13
+Copies without a stream, and the recording and waiting of events, are not here: an event's record and wait are the edges
+of a fork, and go where they are sent. From cuda.h and cuda_runtime_api.h of CUDA 12 and 13
 (https://docs.nvidia.com/cuda/cuda-driver-api, https://docs.nvidia.com/cuda/cuda-runtime-api). The
 runtime's batched copies are left out: under one name they have another number of arguments in CUDA 13 than in 12.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...guards.sync_table import Kind
 from .config_structs import STREAM_OFFSET
 from .labels import has
 from .specs import Spec
@@ -70,6 +71,19 @@ PLACES: dict[str, tuple[int, int]] = {
 #: Functions whose first argument points to a structure that holds the stream -> number of arguments.
 CONFIGURED: dict[str, int] = {"cuLaunchKernelEx": 4, "cudaLaunchKernelExC": 3}
 
+#: Functions that let the host wait, or that may -> what for. A stream is the first argument.
+WAITING: dict[str, Kind] = {
+    **dict.fromkeys(("cuCtxSynchronize", "cudaDeviceSynchronize"), Kind.DEVICE),
+    **dict.fromkeys(("cuStreamSynchronize", "cuStreamQuery"), Kind.STREAM),
+    **dict.fromkeys(("cudaStreamSynchronize", "cudaStreamQuery"), Kind.STREAM),
+    **dict.fromkeys(("cuEventSynchronize", "cuEventQuery"), Kind.EVENT),
+    **dict.fromkeys(("cudaEventSynchronize", "cudaEventQuery"), Kind.EVENT),
+    **dict.fromkeys(("cuMemAlloc", "cuMemAlloc_v2", "cuMemAllocManaged", "cuMemHostAlloc"), Kind.MEMORY),
+    **dict.fromkeys(("cuMemAllocHost", "cuMemAllocHost_v2", "cuMemFree", "cuMemFree_v2", "cuMemFreeHost"), Kind.MEMORY),
+    **dict.fromkeys(("cudaMalloc", "cudaMallocManaged", "cudaMallocHost", "cudaHostAlloc"), Kind.MEMORY),
+    **dict.fromkeys(("cudaFree", "cudaFreeHost"), Kind.MEMORY),
+}
+
 #: What the same functions are called in code built with ``--default-stream per-thread``.
 PER_THREAD = "_ptsz"
 
@@ -82,6 +96,7 @@ def functions_of(library: Any) -> dict[str, Spec]:
 def _specs() -> dict[str, Spec]:
     specs = {name: Spec(place, count) for name, (place, count) in PLACES.items()}
     specs |= {name: Spec(0, count, field=STREAM_OFFSET) for name, count in CONFIGURED.items()}
+    specs |= {name: Spec(0 if kind is Kind.STREAM else None, waits=kind) for name, kind in WAITING.items()}
     return specs | {f"{name}{PER_THREAD}": spec for name, spec in specs.items()}
 
 

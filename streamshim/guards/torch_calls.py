@@ -1,0 +1,167 @@
+"""torch's calls that let the host wait, patched so that `syncs` is asked first.
+
+Two kinds. Waiting calls (synchronise, query) are patched while streamshim is installed, since torch's own check does
+not know them. Tensor methods and some functions of torch are patched only while a capture is open: then they name the
+operation, and where torch's check is not armed they are the check.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from .. import fork, gate, runtime
+from ..capture import Window
+from ..patching import Patch, PatchSet
+from . import refusals, syncs
+from .sync_table import (
+    ALWAYS,
+    EVENT_METHODS,
+    FUNCTIONS,
+    METHODS,
+    STREAM_METHODS,
+    SYNCHRONIZE,
+    Operation,
+    on_device,
+)
+
+_lock = fork.Lock()
+#: The ids of the open captures; a guard may be told twice that one ends.
+_open: set[int] = set()
+_named: PatchSet | None = None
+
+
+class HostSyncs:
+    """The guard that names torch's synchronising operations while any capture is open."""
+
+    def opened(self, window: Window) -> None:
+        global _named
+        with _lock:
+            _open.add(window.id)
+            if _named is None:
+                _named = PatchSet(_patches_while_open())
+                _named.apply()
+
+    def closing(self, window: Window) -> None:
+        global _named
+        with _lock:
+            _open.discard(window.id)
+            if not _open and _named is not None:
+                _named.undo()
+                _named = None
+
+
+def patches(torch_cuda: ModuleType) -> list[Patch]:
+    """The patches on torch's waiting calls, for as long as streamshim is installed.
+
+    Targets: ``torch._C._cuda_synchronize`` and ``torch._C._accelerator_synchronizeDevice``, which every alias of both
+    synchronize functions calls, and ``synchronize``, ``query``, ``elapsed_time`` of ``torch.cuda.Event`` and
+    ``torch.cuda.Stream`` (torch 2.6 to 2.13). Needed because torch's sync debug mode does not know them, so that a
+    capture would be lost without a line. Ends when it does.
+    """
+    c = getattr(sys.modules.get("torch"), "_C", None)
+    event, stream = getattr(torch_cuda, "Event", None), getattr(torch_cuda, "Stream", None)
+    wanted: list[tuple[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = [
+        (c, "_cuda_synchronize", waiting_for_the_device),
+        (c, "_accelerator_synchronizeDevice", waiting_for_the_device),
+        *((event, name, waiting_for_an_event(operation)) for name, operation in EVENT_METHODS.items()),
+        *((stream, name, waiting_for_a_stream(operation)) for name, operation in STREAM_METHODS.items()),
+    ]
+    return [Patch(owner, name, make) for owner, name, make in wanted if hasattr(owner, name)]
+
+
+def waiting_for_the_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of a call that waits for the current device."""
+
+    def synchronize(*args: Any, **kwargs: Any) -> Any:
+        if not gate.active:
+            return original(*args, **kwargs)
+        return syncs.run(SYNCHRONIZE, 0, original, args, kwargs)
+
+    return synchronize
+
+
+def waiting_for_an_event(operation: Operation) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes the replacement of a method of events."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+            # An event that was never recorded has no handle, and waits for nothing.
+            if not gate.active or not self.cuda_event:
+                return original(self, *args, **kwargs)
+            return syncs.run(operation, 0, original, (self, *args), kwargs)
+
+        return wait
+
+    return make
+
+
+def waiting_for_a_stream(operation: Operation) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes the replacement of a method of streams."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not gate.active:
+                return original(self, *args, **kwargs)
+            return syncs.run(operation, self.cuda_stream, original, (self, *args), kwargs)
+
+        return wait
+
+    return make
+
+
+def _patches_while_open() -> list[Patch]:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "Tensor"):
+        return []
+    tables: tuple[tuple[Any, Mapping[str, Operation]], ...] = ((torch.Tensor, METHODS), (torch, FUNCTIONS))
+    return [
+        Patch(owner, name, wanting_a_value(operation))
+        for owner, table in tables
+        for name, operation in table.items()
+        if hasattr(owner, name)
+    ]
+
+
+def wanting_a_value(operation: Operation) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes the replacement of an operation that needs a value on the host: refused, or torch's refusal explained."""
+    always = operation.when == ALWAYS
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        from torch.overrides import handle_torch_function, has_torch_function
+
+        def synchronising(*args: Any, **kwargs: Any) -> Any:
+            # The arguments first: what is on the host needs no question to the driver.
+            waits = (always and bool(args) and on_device(args[0])) or (
+                operation.needs is not None and operation.needs(args, kwargs)
+            )
+            if waits and gate.active and not _is_compiling():
+                syncs.check(operation, runtime.get().current_handle(_device_of(args[0])))
+            try:
+                values = [*args, *kwargs.values()]
+                values += [item for value in values if type(value) is tuple for item in value]
+                if has_torch_function(values):
+                    # torch would look the method up by its name and hand our replacement to __torch_function__, where
+                    # tables of a subclass or a mode know the original only.
+                    return handle_torch_function(original, values, *args, **kwargs)
+                return original(*args, **kwargs)
+            except RuntimeError as error:
+                if gate.active:
+                    refusals.explain(error, operation)
+                raise
+
+        return synchronising
+
+    return make
+
+
+def _device_of(tensor: Any) -> int:
+    index = tensor.device.index
+    return runtime.get().current_device() if index is None else int(index)
+
+
+def _is_compiling() -> bool:
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    return bool(compiler is not None and compiler.is_compiling())
