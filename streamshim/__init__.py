@@ -6,13 +6,10 @@
 The public names are loaded when first used; importing this package imports nothing else and changes nothing.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from ._version import __version__
 
+# Not from typing, whose import takes longer than all of this: the start-up file imports it in every process.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .allowance import allow
     from .binders.ctypes_.api import bind, load, unbind
@@ -94,11 +91,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
+    import importlib
+
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{home}", __name__), name)
+    value: object = getattr(importlib.import_module(f".{home}", __name__), name)
+    return value
 
 
 def __dir__() -> list[str]:

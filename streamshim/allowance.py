@@ -73,6 +73,11 @@ class allow(ContextDecorator):
             tell(False)
 
 
+def depth(what: str) -> int:
+    """How many regions of this kind are open on the calling thread."""
+    return sum(region.what == what for region in _thread.regions)
+
+
 def covers(what: str, site: Site | None = None) -> bool:
     """Whether the calling thread is inside a region that allows this, for a line of the user's.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import gate, ledger, runtime
+from . import fork, gate, ledger, runtime
 from .binders import tvm_ffi_environment as environment
 from .binders.cute.slots import is_stream_annotation
 from .binders.stream_objects import stream_object
@@ -102,7 +101,7 @@ class CompiledOnCall:
         self._constexpr = tuple(_is_constexpr(p.annotation) for p in others)
         self._launch = Launch(f"CuTe kernel {getattr(body, '__qualname__', '?').rpartition('<locals>.')[2]!r}")
         self._compiled: dict[Any, _Compiled] = {}
-        self._lock = threading.RLock()
+        self._lock = fork.Lock()
         if inspect.isfunction(function):
             functools.update_wrapper(self, function)
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import wrapt
 
+from . import fork
+
 logger = logging.getLogger("streamshim")
 
 Hook = Callable[[ModuleType], None]
 
-_lock = threading.RLock()
+_lock = fork.Lock()
 _hooks: dict[str, Hook] = {}
 #: Modules for which wrapt has a hook of ours that has not run yet; it cannot be taken back.
 _pending: set[str] = set()

@@ -6,11 +6,10 @@ import atexit
 import functools
 import logging
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from types import ModuleType
 
-from . import allowance, binders, capture, gate, imports, ledger, runtime
+from . import allowance, binders, capture, fork, gate, imports, ledger, runtime
 from ._version import __version__
 from .errors import AlreadyInstalledError, BinderError
 from .guards import forks, libraries, lost, refusals, sync_mode, torch_calls
@@ -25,17 +24,18 @@ _TORCH_CUDA = "torch.cuda"
 _CAPTURES = "torch captures"
 _WAITS = "torch waits"
 
-_lock = threading.RLock()
+_lock = fork.Lock()
 _active: _State | None = None
 _asked: Settings | None = None  # by the last call of `install`
 _shadowed: list[str] = []
 
 
 class _State:
-    """One installation in force."""
+    """One installation in force; ``by`` says who installed it, empty for the program itself."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, by: str) -> None:
         self.settings = settings
+        self.by = by
         self.sets: dict[str, list[PatchSet]] = {}
         self.problems: dict[str, str] = {}
 
@@ -106,7 +106,8 @@ def install(
     """Make foreign kernels follow torch's current stream, in this process, from now on.
 
     May be called before or after torch, cutlass or tvm_ffi are imported; imports none of them, creates no CUDA
-    context and starts no thread. Calling it again is a no-op.
+    context and starts no thread. Calling it again is a no-op. Arguments given here win over what the start-up file or a
+    plugin has installed before.
 
     Args:
         mode: "bind" (repair what can be repaired, raise where the graph would be wrong), "strict" (also raise for
@@ -124,36 +125,63 @@ def install(
         BinderError: if a binder named in ``only``, or any binder in strict mode, cannot be applied to what is
             imported already.
     """
-    global _active, _asked
     settings = Settings.read(mode, only, skip)
     with _lock:
         if _active is not None:
-            _refuse_conflict(_active.settings, settings, mode, only, skip)
-            imports.settle()
-            return Installation(_active.settings, None)
-        _asked = settings
-        if not settings.active:
-            return Installation(settings, None)
-        modules = _modules(settings)
-        _active = state = _State(settings)
-        _shadowed.clear()
-        ledger.clear()
-        gate.set_mode(settings.mode)
-        capture.enabled = True
-        capture.before_begin[:] = [_insist]
-        capture.guards[:] = [sync_mode.SyncMode(), forks.Forks(), torch_calls.HostSyncs(), refusals.Refusals()]
-        capture.explain = lost.explained
-        allowance.on_change["sync"] = sync_mode.on_allow
-        imports.when_imported(_TORCH_GRAPHS, _bind_torch)
-        imports.when_imported(_TORCH_CUDA, _bind_waits)
-        for module in libraries.CALLS:
-            imports.when_imported(module, _bind_library)
-        for module in modules:
-            imports.when_imported(module, _bind)
-        if state.problems and (settings.mode is Mode.STRICT or settings.only is not None):
+            differs = _differences(_active.settings, settings, mode, only, skip)
+            if not differs:
+                imports.settle()
+                return Installation(_active.settings, None)
+            if not _active.by:
+                raise AlreadyInstalledError(
+                    f"streamshim is installed already with other settings: {', '.join(differs)}. Call "
+                    "streamshim.uninstall() first, or leave the argument out to keep what is in force."
+                )
             uninstall()
-            raise BinderError(_problems_text(state))
-        return Installation(settings, state)
+        return _install(settings)
+
+
+def start(by: str) -> Installation | None:
+    """Install for the start-up file or a plugin; `boot.activate` is what they call.
+
+    Args:
+        by: who asks, in words.
+
+    Returns:
+        The installation; None if `install` or this was called before: the program's word, also an `uninstall`, counts.
+
+    Raises:
+        ValueError, BinderError: as `install`.
+    """
+    with _lock:
+        return _install(Settings.read(), by) if _asked is None else None
+
+
+def _install(settings: Settings, by: str = "") -> Installation:
+    global _active, _asked
+    _asked = settings
+    if not settings.active:
+        return Installation(settings, None)
+    modules = _modules(settings)
+    _active = state = _State(settings, by)
+    _shadowed.clear()
+    ledger.clear()
+    gate.set_mode(settings.mode)
+    capture.enabled = True
+    capture.before_begin[:] = [_insist]
+    capture.guards[:] = [sync_mode.SyncMode(), forks.Forks(), torch_calls.HostSyncs(), refusals.Refusals()]
+    capture.explain = lost.explained
+    allowance.on_change["sync"] = sync_mode.on_allow
+    imports.when_imported(_TORCH_GRAPHS, _bind_torch)
+    imports.when_imported(_TORCH_CUDA, _bind_waits)
+    for module in libraries.CALLS:
+        imports.when_imported(module, _bind_library)
+    for module in modules:
+        imports.when_imported(module, _bind)
+    if state.problems and (settings.mode is Mode.STRICT or settings.only is not None):
+        uninstall()
+        raise BinderError(_problems_text(state))
+    return Installation(settings, state)
 
 
 def uninstall() -> None:
@@ -194,6 +222,7 @@ def status() -> Status:
             installed=_active is not None,
             mode=str(settings.mode if _active is not None else Mode.OFF),
             source=settings.source,
+            started_by=_active.by if _active is not None else "",
             reason="" if _active is not None else _why_not(settings),
             guards_off="; ".join(
                 f"{name}: {problem}" for name, problem in _active.problems.items() if name not in BINDERS
@@ -281,17 +310,13 @@ def _problems_text(state: _State) -> str:
     )
 
 
-def _refuse_conflict(now: Settings, new: Settings, mode: object, only: object, skip: object) -> None:
-    differs = [
+def _differences(now: Settings, new: Settings, mode: object, only: object, skip: object) -> list[str]:
+    """What was said as an argument and is not what is in force."""
+    return [
         f"{name}={_said(getattr(new, name))} (in force: {_said(getattr(now, name))})"
         for name, argument in (("mode", mode), ("only", only), ("skip", skip))
         if argument is not None and getattr(now, name) != getattr(new, name)
     ]
-    if differs:
-        raise AlreadyInstalledError(
-            f"streamshim is installed already with other settings: {', '.join(differs)}. Call streamshim.uninstall() "
-            "first, or leave the argument out to keep what is in force."
-        )
 
 
 def _said(value: Mode | frozenset[str] | None) -> str:
@@ -307,6 +332,14 @@ def _tell_allowed() -> None:
 
 
 atexit.register(_tell_allowed)
+
+
+@fork.in_child
+def _forget_the_parent() -> None:
+    """What the parent captures and has noticed is not this process's."""
+    if _active is not None:
+        capture.forget_windows()
+        ledger.clear()
 
 
 def _why_not(settings: Settings) -> str:

@@ -41,6 +41,7 @@ class Status:
         installed: whether `install` is in force.
         mode: the mode in force.
         source: where the mode came from.
+        started_by: who installed it: "the start-up file", "the vLLM plugin", ...; empty if the program did.
         reason: why nothing is installed.
         torch: torch's version, None if it is not imported.
         guards_off: which of the patches that watch captures could not be applied, and why.
@@ -54,6 +55,7 @@ class Status:
     installed: bool
     mode: str
     source: str
+    started_by: str
     reason: str
     torch: str | None
     guards_off: str
@@ -68,7 +70,10 @@ class Status:
 
     def __str__(self) -> str:
         head = f"streamshim {self.version}: "
-        head += f"installed, mode {self.mode} ({self.source})" if self.installed else f"not installed ({self.reason})"
+        by = f" by {self.started_by}" if self.started_by else ""
+        head += (
+            f"installed{by}, mode {self.mode} ({self.source})" if self.installed else f"not installed ({self.reason})"
+        )
         lines = [head, f"  torch     {self.torch or 'not imported yet'}"]
         if self.guards_off:
             lines.append(f"            guards off: {self.guards_off}")

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from . import boot
+
 #: The binders that exist, by the name used in ``only=`` and ``skip=``, with the module that holds each.
 BINDERS: Mapping[str, str] = {
     "cute": "streamshim.binders.cute",
@@ -15,9 +17,6 @@ BINDERS: Mapping[str, str] = {
     "cuda_core": "streamshim.binders.cuda_core",
     "ctypes": "streamshim.binders.ctypes_",
 }
-
-_TRUE = ("1", "true", "yes", "on")
-_FALSE = ("", "0", "false", "no", "off")
 
 
 class Mode(str, Enum):
@@ -74,8 +73,8 @@ class Settings:
         """Combine arguments and environment.
 
         Args:
-            mode: "bind", "strict", "check", "off", a `Mode`, or None to take it from ``STREAMSHIM_MODE`` or
-                ``STREAMSHIM_STRICT``.
+            mode: "bind", "strict", "check", "off", a `Mode`, or None to take it from ``STREAMSHIM_MODE``,
+                ``STREAMSHIM_STRICT`` or ``STREAMSHIM``.
             only: names of binders, or None.
             skip: names of binders, or None.
             environ: the environment to read; ``os.environ`` if None.
@@ -84,21 +83,11 @@ class Settings:
             ValueError: for a value that is not allowed, naming the argument or variable and the allowed values.
         """
         env = os.environ if environ is None else environ
-        strict = _flag(env, "STREAMSHIM_STRICT")
-        from_variable = _mode(env["STREAMSHIM_MODE"], "STREAMSHIM_MODE") if env.get("STREAMSHIM_MODE") else None
-        if strict and from_variable not in (None, Mode.STRICT):
-            raise ValueError(
-                f"STREAMSHIM_STRICT={env['STREAMSHIM_STRICT']} asks for strict mode, but "
-                f"STREAMSHIM_MODE={env['STREAMSHIM_MODE']} for another: unset one of them"
-            )
         if mode is not None:
             chosen, source = _mode(mode, "mode"), "argument"
-        elif from_variable is not None:
-            chosen, source = from_variable, "STREAMSHIM_MODE"
-        elif strict:
-            chosen, source = Mode.STRICT, "STREAMSHIM_STRICT"
+            _said_by(env)
         else:
-            chosen, source = Mode.BIND, "default"
+            chosen, source = _said_by(env)
         if env.get("STREAMSHIM_CTYPES"):
             # Wrong syntax is told here; the binder reads it again when it is applied.
             from .binders.ctypes_.environment import patterns_from
@@ -106,6 +95,24 @@ class Settings:
             patterns_from(env)
         disabled = f"STREAMSHIM_DISABLE={env['STREAMSHIM_DISABLE']}" if _flag(env, "STREAMSHIM_DISABLE") else ""
         return cls(chosen, _names(only, "only"), _names(skip, "skip") or frozenset(), disabled, source)
+
+
+def _said_by(env: Mapping[str, str]) -> tuple[Mode, str]:
+    """The mode that the environment asks for, and the variable that does; ValueError if two of them disagree."""
+    said = {}
+    if env.get("STREAMSHIM_MODE"):
+        said["STREAMSHIM_MODE"] = _mode(env["STREAMSHIM_MODE"], "STREAMSHIM_MODE")
+    if _flag(env, "STREAMSHIM_STRICT"):
+        said["STREAMSHIM_STRICT"] = Mode.STRICT
+    started = env.get(boot.VARIABLE, "").lower()
+    if started in boot.MODES:
+        said[boot.VARIABLE] = Mode(started)
+    elif started not in boot.ON + boot.OFF:
+        raise ValueError(f"{boot.VARIABLE} is {env[boot.VARIABLE]!r}; allowed values: {boot.ALLOWED}")
+    if len(set(said.values())) > 1:
+        listed = " and ".join(f"{name}={env[name]}" for name in said)
+        raise ValueError(f"{listed} ask for different modes: unset all but one of them")
+    return next(((mode, name) for name, mode in said.items()), (Mode.BIND, "default"))
 
 
 def _mode(value: str | Mode, where: str) -> Mode:
@@ -118,11 +125,11 @@ def _mode(value: str | Mode, where: str) -> Mode:
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
     value = env.get(name, "")
-    if value.lower() in _TRUE:
+    if value.lower() in boot.ON:
         return True
-    if value.lower() in _FALSE:
+    if value.lower() in boot.OFF:
         return False
-    raise ValueError(f"{name} is {value!r}; allowed values: {', '.join(map(repr, _TRUE + _FALSE[1:]))}, or unset")
+    raise ValueError(f"{name} is {value!r}; allowed values: {', '.join(map(repr, boot.ON + boot.OFF[1:]))}, or unset")
 
 
 def _names(value: Iterable[str] | None, where: str) -> frozenset[str] | None:

@@ -9,10 +9,11 @@ objects without converting them.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
-_lock = threading.Lock()
+from .. import fork
+
+_lock = fork.Lock()
 #: Handle -> the object that holds it, and the address of its storage. Read on the launch path, filled by the functions.
 by_handle: dict[int, Any] = {}
 addresses: dict[int, int] = {}

@@ -9,15 +9,15 @@ stays off.
 from __future__ import annotations
 
 import sys
-import threading
 import warnings
 from typing import Any
 
+from .. import allowance, fork
 from ..capture import Window
 
 _ERROR = 2
 
-_lock = threading.Lock()
+_lock = fork.Lock()
 _armed_for: set[int] = set()
 _paused = 0
 _before = 0
@@ -67,6 +67,13 @@ def resume() -> None:
         _paused -= 1
         if _armed_for:
             _apply()
+
+
+@fork.in_child
+def _forget_other_threads() -> None:
+    """Regions of threads that a forked child does not have end nowhere."""
+    global _paused
+    _paused = allowance.depth("sync")
 
 
 def _apply() -> None:

@@ -8,12 +8,11 @@ operation, and where torch's check is not armed they are the check.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from .. import gate, runtime
+from .. import fork, gate, runtime
 from ..capture import Window
 from ..patching import Patch, PatchSet
 from . import refusals, syncs
@@ -28,7 +27,7 @@ from .sync_table import (
     on_device,
 )
 
-_lock = threading.Lock()
+_lock = fork.Lock()
 #: The ids of the open captures; a guard may be told twice that one ends.
 _open: set[int] = set()
 _named: PatchSet | None = None

@@ -19,7 +19,7 @@ from streamshim.callsite import Site
 from streamshim.patching import Patch
 from streamshim.runtime import NOT_CAPTURING, CaptureState
 
-VARIABLES = ("STREAMSHIM_MODE", "STREAMSHIM_STRICT", "STREAMSHIM_DISABLE", "STREAMSHIM_CTYPES")
+VARIABLES = ("STREAMSHIM", "STREAMSHIM_MODE", "STREAMSHIM_STRICT", "STREAMSHIM_DISABLE", "STREAMSHIM_CTYPES")
 ROOT = Path(__file__).parents[2]
 
 _numbers = itertools.count()

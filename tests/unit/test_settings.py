@@ -20,6 +20,11 @@ NO_MODE = "allowed values: 'bind', 'strict', 'check', 'off'"
         (None, {"STREAMSHIM_STRICT": "1"}, "strict", "STREAMSHIM_STRICT"),
         (None, {"STREAMSHIM_STRICT": "0"}, "bind", "default"),
         (None, {"STREAMSHIM_STRICT": ""}, "bind", "default"),
+        (None, {"STREAMSHIM": "1"}, "bind", "default"),
+        (None, {"STREAMSHIM": "0"}, "bind", "default"),
+        (None, {"STREAMSHIM": "Strict"}, "strict", "STREAMSHIM"),
+        (None, {"STREAMSHIM": "check", "STREAMSHIM_MODE": "check"}, "check", "STREAMSHIM_MODE"),
+        ("bind", {"STREAMSHIM": "strict"}, "bind", "argument"),
         (None, {"STREAMSHIM_STRICT": "0", "STREAMSHIM_MODE": "off"}, "off", "STREAMSHIM_MODE"),
         (None, {"STREAMSHIM_STRICT": "1", "STREAMSHIM_MODE": "strict"}, "strict", "STREAMSHIM_MODE"),
         ("off", {}, "off", "argument"),
@@ -63,7 +68,7 @@ def test_every_false_word_leaves_a_flag_unset(value):
         (
             {},
             {"STREAMSHIM_STRICT": "yes", "STREAMSHIM_MODE": "check"},
-            "STREAMSHIM_STRICT=yes asks for strict mode, but STREAMSHIM_MODE=check for another: unset one of them",
+            "STREAMSHIM_MODE=check and STREAMSHIM_STRICT=yes ask for different modes: unset all but one of them",
         ),
     ],
 )

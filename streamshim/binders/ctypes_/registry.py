@@ -9,13 +9,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ... import fork
 from . import tables
 from .calls import path_of
 from .environment import VARIABLE, patterns_from
@@ -105,7 +105,7 @@ class Pattern:
     remarks: list[str] = field(default_factory=list)
 
 
-_lock = threading.RLock()
+_lock = fork.Lock()
 #: Whether the binder is in place.
 applied = False
 _libraries: dict[int, Library] = {}

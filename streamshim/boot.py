@@ -1,0 +1,119 @@
+"""streamshim in processes that never call `install`: started by the start-up file, or by a plugin.
+
+A start-up file runs in every process of an environment, pip and compile workers included. So `start` imports nothing
+but what Python has loaded already and only puts a finder in place; `streamshim.install` runs when one of `LIBRARIES` is
+imported for the first time, before the body of that library.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False  # as in typing, which takes longer to import than everything here
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .installer import Installation
+
+VARIABLE = "STREAMSHIM"
+ON = ("1", "true", "yes", "on")
+OFF = ("", "0", "false", "no", "off")
+MODES = ("bind", "strict", "check")
+ALLOWED = f"{', '.join(map(repr, (ON[0], *MODES, OFF[1])))}, or unset"
+#: A process that imports none of these launches no kernel that streamshim could bind.
+LIBRARIES = ("torch", "cutlass", "tvm_ffi", "cuda")
+#: The exit status of a process that was asked to have streamshim, or else not to run.
+EXIT_STATUS = 3
+
+START_UP_FILE = "the start-up file"
+
+#: Whether this process was asked to start streamshim when it began.
+started = False
+
+
+def start() -> None:
+    """What the start-up file calls: get ready, if ``STREAMSHIM`` asks for it. May be called any number of times.
+
+    Python 3.15 calls it twice in a virtual environment; `python -m streamshim run` may add a third time.
+    """
+    global started
+    if started or os.environ.get(VARIABLE, "").lower() in OFF:
+        return
+    started = True
+    if not any(name in sys.modules for name in LIBRARIES):
+        sys.meta_path.insert(0, _Finder(LIBRARIES))
+    elif "sitecustomize" not in sys.modules:
+        # An earlier start-up file has imported one. Python has more of them to read, which may add to sys.path, and
+        # looks for this module when it has read all.
+        sys.meta_path.insert(0, _Finder(("sitecustomize",)))
+    else:
+        activate(START_UP_FILE)
+
+
+def activate_by_default(by: str) -> None:
+    """What an engine's plugin calls: `activate`, unless ``STREAMSHIM`` is 0."""
+    if (os.environ.get(VARIABLE) or ON[0]).lower() not in OFF:
+        activate(by)
+
+
+def activate(by: str) -> "Installation | None":
+    """Install as the environment says, unless the program has called `streamshim.install` itself before.
+
+    Args:
+        by: who asks, for messages and ``status()``; for instance "the vLLM plugin".
+
+    Returns:
+        The installation; None if there is none. Where the environment asks for strict mode, or cannot be understood,
+        a failure ends the process with `EXIT_STATUS`, since plugin hosts swallow exceptions and an unshimmed strict
+        run would look like a good one. Otherwise it is told on stderr, and the process goes on without streamshim.
+    """
+    try:
+        from .installer import start
+
+        return start(by)
+    except Exception as error:  # noqa: BLE001, a broken environment can fail in any way, and none may break an import
+        _tell(by, error)
+    return None
+
+
+def _tell(by: str, error: Exception) -> None:
+    # A ValueError is a setting that cannot be understood: it may have meant strict.
+    ends = isinstance(error, ValueError) or _asks_for_strict()
+    what = f"this process (pid {os.getpid()}) ends" if ends else "it is not active in this process"
+    text = f"streamshim: {by} could not start it, so {what}: {type(error).__name__}: {error}\n"
+    for stream, last in ((sys.stderr, text), (sys.stdout, "")):
+        try:
+            stream.write(last)
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            continue  # the stream is None, or closed: there is nothing to write to
+    if ends:
+        # Not SystemExit, which threads ignore and callers can catch.
+        os._exit(EXIT_STATUS)
+
+
+def _asks_for_strict() -> bool:
+    read = {name: os.environ.get(name, "").lower() for name in (VARIABLE, "STREAMSHIM_MODE", "STREAMSHIM_STRICT")}
+    return "strict" in (read[VARIABLE], read["STREAMSHIM_MODE"]) or read["STREAMSHIM_STRICT"] not in OFF
+
+
+class _Finder:
+    """Finds nothing by itself; installs at the first import of one of some modules, before its body runs.
+
+    It stays in ``sys.meta_path``: another thread may be walking through that list, and would skip a finder.
+    """
+
+    def __init__(self, names: "tuple[str, ...]") -> None:
+        self.names = names
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if name not in self.names:
+            return None
+        self.names = ()
+        activate(START_UP_FILE)
+        # The finders that were put in front of this one just now have been passed already: ask all of them.
+        for finder in list(sys.meta_path):
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    return spec
+        return None
