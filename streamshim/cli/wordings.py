@@ -45,21 +45,20 @@ _CAUSES = {
     903: "A stream that was switched inside the block and not switched back.",
     904: "A side stream (or a library's own stream) that waited for the capturing stream and was never waited for.",
     905: "An event that was recorded before the capture began, waited for inside it.",
-    906: "A kernel without a stream, or with stream 0, launched while a stream captures that is not non-blocking.",
+    906: "A backward pass whose nodes were made on the default stream (by a warm-up, say), which then waits for the "
+    "capture; or a kernel without a stream while a stream captures that is not non-blocking.",
     907: "Event.query(), Event.synchronize() or elapsed_time() on an event that was recorded in the capture.",
     908: "capture_end in another thread than capture_begin.",
 }
 
 
 def _of_code(code: Code) -> Wording:
-    driver = re.sub(r"(?<!^)(?=[A-Z])", "_", code.name).upper()
-    names = rf"cudaError(StreamCapture)?{code.name}\b|CUDA_ERROR_(STREAM_CAPTURE_)?{driver}\b"
+    names = rf"{code.symbol}\b|{code.driver_symbol}\b"
     number = rf"{_IS_ABOUT_CUDA}.*\b(?i:error|code|status|CUresult)\W{{0,10}}(code)?\W{{0,3}}{code.number}\b"
-    prefix = "" if code.name == "CapturedEvent" else "StreamCapture"
     return Wording(
         key=f"cuda-{code.number}",
         pattern=re.compile(f"{names}|{re.escape(code.text)}|{number}"),
-        title=f"CUDA error {code.number}, cudaError{prefix}{code.name}",
+        title=f"CUDA error {code.number}, {code.symbol}",
         meaning=code.meaning[0].upper() + code.meaning[1:] + ".",
         cause=_CAUSES[code.number],
         remedy=(code.remedy,),

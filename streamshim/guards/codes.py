@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -11,7 +12,7 @@ class Code:
 
     Attributes:
         number: the value of cudaError_t.
-        name: its name without ``cudaErrorStreamCapture``.
+        name: its name without ``cudaErrorStreamCapture`` or ``cudaError``.
         text: what ``cudaGetErrorString`` says.
         meaning: what it means for whoever captures.
         remedy: what to do.
@@ -22,6 +23,17 @@ class Code:
     text: str
     meaning: str
     remedy: str
+
+    @property
+    def symbol(self) -> str:
+        """Its name in the runtime: ``cudaErrorStreamCaptureInvalidated``, ``cudaErrorCapturedEvent``."""
+        return f"cudaError{'' if self.name == 'CapturedEvent' else 'StreamCapture'}{self.name}"
+
+    @property
+    def driver_symbol(self) -> str:
+        """Its name in the driver: ``CUDA_ERROR_STREAM_CAPTURE_INVALIDATED``, ``CUDA_ERROR_CAPTURED_EVENT``."""
+        words = re.findall("[A-Z][a-z]+", self.symbol.removeprefix("cudaError"))
+        return "_".join(["CUDA_ERROR", *(word.upper() for word in words)])
 
 
 CODES: tuple[Code, ...] = (
@@ -58,9 +70,10 @@ CODES: tuple[Code, ...] = (
 
 
 def code_of(error: BaseException) -> Code | None:
-    """The capture error that an exception of torch, cuda-python or CuTe DSL is about."""
+    """The capture error that an exception of torch, cuda-python, CuPy, Numba or CuTe DSL is about."""
     text = str(error)
     for code in CODES:
-        if f"cudaErrorStreamCapture{code.name}" in text or code.text in text or f"error code: {code.number}" in text:
+        said = (code.symbol, code.driver_symbol, code.text, f"error code: {code.number}")
+        if any(words in text for words in said):
             return code
     return None

@@ -92,22 +92,21 @@ def blame(operation: Operation, error: BaseException) -> None:
 
 def broken_by(kind: Kind, target: int = 0) -> Window | None:
     """The capture that a call of this thread would break, its own before others; None if there is none."""
+    if not capture.any_open():
+        return _begun_elsewhere(kind, target)
     asked = runtime.get()
     device = asked.current_device()
     current, state = asked.current_handle(device), asked.capture_state
     mine = state(current).id if current > LEGACY else 0
     waited_for = mine if target == current else state(target).id if target > LEGACY else 0
-    if not mine and not waited_for and not capture.any_open():
-        return None
     windows = capture.open_windows()
     for handle, id_ in ((current, mine), (target, waited_for)):
         if id_ and capture.window(id_) is None:
-            windows.append(Window(id_, handle, device, NO_LINE, "?", _NOT_KNOWN))
-    me = threading.get_ident()
+            windows.append(_unseen(id_, handle, device))
     if kind in (Kind.DEVICE, Kind.UNKNOWN):
         # What is not known, in a thread whose current stream captures, is taken to wait for that.
         waited_for = waited_for or mine
-    thread_mode = asked.thread_mode()
+    me, thread_mode = threading.get_ident(), asked.thread_mode()
     for window in sorted(windows, key=lambda window: window.id != mine):
         waits = window.id == waited_for or (kind is Kind.DEVICE and window.device == device)
         is_mine = window.id == mine or window.ident == me
@@ -117,6 +116,25 @@ def broken_by(kind: Kind, target: int = 0) -> Window | None:
         if breaks(window.error_mode, waits, is_mine, thread_mode) and state(window.stream).id == window.id:
             return window
     return None
+
+
+def _begun_elsewhere(kind: Kind, target: int) -> Window | None:
+    """The same while no window is open, which is nearly always: there can be a capture that was begun below Python.
+
+    Its mode is not known, so only what waits for it is sure to break it.
+    """
+    if kind in (Kind.EVENT, Kind.MEMORY):
+        return None
+    asked = runtime.get()
+    device = asked.current_device()
+    handle = target if kind in (Kind.STREAM, Kind.VALUE) else asked.current_handle(device)
+    id_ = asked.capture_state(handle).id if handle > LEGACY else 0
+    return _unseen(id_, handle, device) if id_ else None
+
+
+def _unseen(id_: int, handle: int, device: int) -> Window:
+    """A stand-in for the window of a capture whose beginning nobody saw."""
+    return Window(id_, handle, device, NO_LINE, "?", _NOT_KNOWN)
 
 
 def refuse(operation: Operation, window: Window, cause: BaseException | None = None) -> None:

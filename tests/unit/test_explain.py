@@ -142,7 +142,7 @@ def test_streamshims_own_launch_reports(verdict):
 def test_streamshims_other_reports():
     for thread in ("", "loader"):
         assert keys(str(SyncReport(".item()", SITE, thread, "capture 1", "bind", "why", ()))) == ["host-sync"]
-    lost = LostCaptureReport(901, "too late", (), SITE, "capture 1", ())
+    lost = LostCaptureReport(901, "too late", (), SITE, False, "capture 1", ())
     assert keys(str(lost)) == ["lost", "cuda-901"]
 
 

@@ -71,6 +71,9 @@ class TestLostCaptures:
             ("CUDA error: capturing stream has unjoined work", 904),
             ("Search for `cudaErrorStreamCaptureImplicit' in https://docs", 906),
             ("cudaErrorStreamCaptureInvalidated (error code: 901)", 901),
+            ("[907] Call to cuEventQuery results in CUDA_ERROR_CAPTURED_EVENT", 907),
+            ("cudaErrorCapturedEvent: operation not permitted", 907),
+            ("<CUresult.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: 908>", 908),
         ],
     )
     def test_the_code_is_found_in_the_words_of_torch_and_others(self, text, number):
