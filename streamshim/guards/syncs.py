@@ -125,7 +125,10 @@ def _begun_elsewhere(kind: Kind, target: int) -> Window | None:
     """
     if kind in (Kind.EVENT, Kind.MEMORY):
         return None
-    asked = runtime.get()
+    asked = runtime.found()
+    if asked is None:
+        # Other libraries wait in processes without torch's CUDA, too.
+        return None
     device = asked.current_device()
     handle = target if kind in (Kind.STREAM, Kind.VALUE) else asked.current_handle(device)
     id_ = asked.capture_state(handle).id if handle > LEGACY else 0

@@ -147,3 +147,10 @@ def test_the_table_has_the_place_of_each_stream():
     assert tables.SPECS["cuStreamQuery_ptsz"] == Spec(0, waits=Kind.STREAM)
     assert tables.SPECS["cudaDeviceSynchronize"] == Spec(None, waits=Kind.DEVICE)
     assert not set(tables.WAITING) & {*tables.PLACES, *tables.CONFIGURED}
+
+
+def test_where_torch_has_no_streams_a_wait_passes(cudart, monkeypatch):
+    monkeypatch.setattr("streamshim.runtime.found", lambda: None)
+    monkeypatch.setattr("streamshim.gate.current_device", lambda: pytest.fail("asked"))
+    cudart.cudaStreamSynchronize(OTHER)
+    assert waited(cudart) == [OTHER]

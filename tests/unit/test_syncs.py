@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+from types import ModuleType
 
 import pytest
 
 import streamshim
-from streamshim import capture, gate, ledger
+from streamshim import capture, gate, ledger, runtime
 from streamshim.callsite import Site
-from streamshim.errors import HostSyncError, SyncReport
+from streamshim.errors import HostSyncError, NoCudaError, SyncReport
 from streamshim.guards import syncs
 from streamshim.guards.sync_table import EVENT_METHODS, METHODS, STREAM_METHODS, SYNCHRONIZE, WAIT, Kind, Operation
 from streamshim.runtime import CaptureState
@@ -261,3 +263,21 @@ What to do:
   * Wait.
   * If it is known to be harmless: with streamshim.allow('sync', reason='...')."""
     )
+
+
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_where_torch_has_no_streams_other_libraries_may_wait(monkeypatch, has_torch):
+    def no_cuda():
+        raise NoCudaError("torch was built without CUDA")
+
+    def imported():
+        raise AssertionError("torch was looked for")
+
+    monkeypatch.setattr(runtime._holder, "_runtime", None)
+    monkeypatch.setattr(runtime, "get", no_cuda if has_torch else imported)
+    if not has_torch:
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+    elif "torch" not in sys.modules:
+        monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    gate.set_mode(Mode.BIND)
+    assert [row for row, (operation, target, *_) in ROWS.items() if refused(operation, target)] == []
