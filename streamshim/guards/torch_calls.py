@@ -73,12 +73,12 @@ def patches(torch_cuda: ModuleType) -> list[Patch]:
 
 
 def waiting_for_the_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement of a call that waits for the current device."""
+    """The replacement of a call that waits for the current device, or for the one whose index is its argument."""
 
     def synchronize(*args: Any, **kwargs: Any) -> Any:
         if not gate.active:
             return original(*args, **kwargs)
-        return syncs.run(SYNCHRONIZE, 0, original, args, kwargs)
+        return syncs.run(SYNCHRONIZE, 0, original, args, kwargs, args[0] if args else None)
 
     return synchronize
 

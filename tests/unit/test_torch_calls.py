@@ -60,6 +60,15 @@ class TestWaitingCalls:
         with pytest.raises(HostSyncError, match=r"torch\.cuda\.synchronize"):
             torch_calls.waiting_for_the_device(lambda: "waited")()
 
+    def test_a_device_that_is_named(self, capturing, cuda):
+        """``torch.accelerator.synchronize(device)`` waits for that, whichever is the current one."""
+        capturing("relaxed", by_other=True)
+        synchronize = torch_calls.waiting_for_the_device(lambda index: "waited")
+        assert synchronize(1) == "waited"
+        cuda.device = 1
+        with pytest.raises(HostSyncError):
+            synchronize(0)
+
     def test_an_event_that_was_never_recorded_waits_for_nothing(self, capturing):
         capturing()
         assert event(0) == "waited"
