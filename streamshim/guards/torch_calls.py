@@ -78,7 +78,8 @@ def waiting_for_the_device(original: Callable[..., Any]) -> Callable[..., Any]:
     def synchronize(*args: Any, **kwargs: Any) -> Any:
         if not gate.active:
             return original(*args, **kwargs)
-        return syncs.run(SYNCHRONIZE, 0, original, args, kwargs, args[0] if args else None)
+        device = args[0] if args and type(args[0]) is int else None
+        return syncs.run(SYNCHRONIZE, 0, original, args, kwargs, device)
 
     return synchronize
 
@@ -133,11 +134,13 @@ def wanting_a_value(operation: Operation) -> Callable[[Callable[..., Any]], Call
         from torch.overrides import handle_torch_function, has_torch_function
 
         def synchronising(*args: Any, **kwargs: Any) -> Any:
-            # The arguments first: what is on the host needs no question to the driver.
-            waits = (always and bool(args) and on_device(args[0])) or (
-                operation.needs is not None and operation.needs(args, kwargs)
+            # Compiled code must not see that sizes are looked at. Then the arguments, before a question to the driver.
+            asks = gate.active and not _is_compiling()
+            waits = asks and (
+                (always and bool(args) and on_device(args[0]))
+                or (operation.needs is not None and operation.needs(args, kwargs))
             )
-            if waits and gate.active and not _is_compiling():
+            if waits:
                 syncs.check(operation, runtime.get().current_handle(_device_of(args[0])))
             try:
                 values = [*args, *kwargs.values()]

@@ -22,11 +22,20 @@ class FakeTensor:
     is_cuda, dtype, ndim, shape = True, torch.bool, 1, (4,)
     device = SimpleNamespace(index=0)
 
+    def __init__(self, numel=4, floating=False):
+        self._numel, self._floating = numel, floating
+
     def item(self):
         return 5
 
     def numel(self):
-        return 4
+        return self._numel
+
+    def is_floating_point(self):
+        return self._floating
+
+    def is_complex(self):
+        return False
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +105,24 @@ class TestNamedOperations:
     def test_a_refusal(self, capturing):
         capturing()
         with pytest.raises(HostSyncError, match=r"\.item\(\) on a CUDA tensor"):
-            torch_calls.wanting_a_value(METHODS["item"])(FakeTensor.item)(FakeTensor())
+            torch_calls.wanting_a_value(METHODS["item"])(FakeTensor.item)(FakeTensor(1))
+
+    def test_what_torch_complains_of_without_waiting_is_its_own_to_refuse(self, capturing):
+        """Code asks whether a value can be an index or a number, and catches what torch raises."""
+        capturing()
+        index = torch_calls.wanting_a_value(METHODS["__index__"])(lambda self: torch.ones(2).__index__())
+        with pytest.raises(TypeError, match="only integer tensors of a single element"):
+            index(FakeTensor(2))
+        number = torch_calls.wanting_a_value(METHODS["__float__"])(lambda self: float(torch.ones(2)))
+        with pytest.raises(ValueError, match="only one element"):
+            number(FakeTensor(2))
+
+    def test_nothing_is_looked_at_while_compiling(self, capturing, monkeypatch):
+        capturing()
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        tensor = FakeTensor(1)
+        monkeypatch.setattr(FakeTensor, "numel", lambda self: pytest.fail("would become a guard"))
+        assert torch_calls.wanting_a_value(METHODS["item"])(FakeTensor.item)(tensor) == 5
 
     def test_a_tensor_on_the_host_is_left_alone(self, capturing, cuda):
         capturing()
@@ -215,6 +241,14 @@ class TestArguments:
             ("repeat_interleave", (FakeTensor(), 2), {}, False),
             ("equal", (FakeTensor(), FakeTensor()), {}, True),
             ("equal", (FakeTensor(), torch.ones(3)), {}, False),
+            ("item", (FakeTensor(1),), {}, True),
+            ("item", (FakeTensor(),), {}, False),
+            ("__index__", (FakeTensor(1),), {}, True),
+            ("__index__", (FakeTensor(1, floating=True),), {}, False),
+            ("__index__", (FakeTensor(2),), {}, False),
+            ("__repr__", (FakeTensor(),), {}, True),
+            ("__repr__", (FakeTensor(0),), {}, False),
+            ("tolist", (FakeTensor(0),), {}, False),
         ],
     )
     def test_it(self, name, args, kwargs, waits):
