@@ -78,6 +78,8 @@ def hold():
     held.set()
     threading.Event().wait()
 streamshim.status()  # loads the binders
+from streamshim.binders.ctypes_ import shortcuts
+assert shortcuts._lock in fork._locks
 threading.Thread(target=hold, daemon=True).start()
 held.wait()
 assert len(fork._locks) >= 5
