@@ -177,8 +177,11 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
             if closing is not None and asked.capture_state(handle).id == closing.id:
                 goes_on(closing)
                 raise
-            ended(handle)
-            explained = explain(closing, error) if explain is not None and closing is not None else None
+            try:
+                # Its window is open still, so that a capture of another thread forgets nothing of it.
+                explained = explain(closing, error) if explain is not None and closing is not None else None
+            finally:
+                ended(handle)
             if explained is not None:
                 raise explained from error
             raise

@@ -136,12 +136,13 @@ def wanting_a_value(operation: Operation) -> Callable[[Callable[..., Any]], Call
         def synchronising(*args: Any, **kwargs: Any) -> Any:
             # Compiled code must not see that sizes are looked at. Then the arguments, before a question to the driver.
             asks = gate.active and not _is_compiling()
+            given = args or ((kwargs["input"],) if "input" in kwargs else ())
             waits = asks and (
-                (always and bool(args) and on_device(args[0]))
-                or (operation.needs is not None and operation.needs(args, kwargs))
+                (always and bool(given) and on_device(given[0]))
+                or (operation.needs is not None and operation.needs(given, kwargs))
             )
             if waits:
-                syncs.check(operation, runtime.get().current_handle(_device_of(args[0])))
+                syncs.check(operation, runtime.get().current_handle(_device_of(given[0])))
             try:
                 values = [*args, *kwargs.values()]
                 values += [item for value in values if type(value) is tuple for item in value]

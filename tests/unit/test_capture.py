@@ -123,6 +123,19 @@ def test_a_capture_that_is_lost_before_it_can_be_asked_has_a_window_all_the_same
     assert explained == [f"a capture on stream 0x7f0010 of cuda:1, begun at {window.site}, thread MainThread"]
 
 
+def test_a_lost_capture_is_explained_while_its_window_is_open(graph_class, monkeypatch):
+    """Another thread's capture, begun just then, must not make the guards forget what they know of it."""
+    seen = []
+    monkeypatch.setattr(capture, "explain", lambda window, error: seen.append(capture.window(window.id)))
+    graph = graph_class()
+    graph.end_raises = True
+    graph.capture_begin()
+    with pytest.raises(RuntimeError, match="previous error"):
+        graph.capture_end()
+    assert [window.id for window in seen] == [7]
+    assert open_windows() == []
+
+
 def test_an_end_that_is_refused_leaves_the_capture_open(graph_class, cuda):
     """torch refuses to end a capture under another current stream than it began on; it goes on then."""
     graph = graph_class()

@@ -124,6 +124,16 @@ class TestNamedOperations:
         monkeypatch.setattr(FakeTensor, "numel", lambda self: pytest.fail("would become a guard"))
         assert torch_calls.wanting_a_value(METHODS["item"])(FakeTensor.item)(tensor) == 5
 
+    def test_a_tensor_that_is_passed_by_name(self, capturing):
+        capturing("relaxed")
+        nonzero = torch_calls.wanting_a_value(FUNCTIONS["nonzero"])(lambda *, input: "waited")
+        with pytest.raises(HostSyncError, match="nonzero: its result's size"):
+            nonzero(input=FakeTensor())
+        equal = torch_calls.wanting_a_value(FUNCTIONS["equal"])(lambda *, input, other: "waited")
+        with pytest.raises(HostSyncError):
+            equal(input=FakeTensor(), other=FakeTensor())
+        assert equal(input=FakeTensor(), other=torch.ones(3)) == "waited"
+
     def test_a_tensor_on_the_host_is_left_alone(self, capturing, cuda):
         capturing()
         assert torch_calls.wanting_a_value(METHODS["item"])(torch.Tensor.item)(torch.ones(())) == 1.0
