@@ -130,19 +130,31 @@ def wanting_a_value(operation: Operation) -> Callable[[Callable[..., Any]], Call
     """Makes the replacement of an operation that needs a value on the host: refused, or torch's refusal explained."""
     always = operation.when == ALWAYS
 
+    def waits_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """The device that a call with these arguments waits for; None if it is not known to wait."""
+        given = args or ((kwargs["input"],) if "input" in kwargs else ())
+        waits = (always and bool(given) and on_device(given[0])) or (
+            operation.needs is not None and operation.needs(given, kwargs)
+        )
+        return _device_of(given[0]) if waits else None
+
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         from torch.overrides import handle_torch_function, has_torch_function
+
+        torch: Any = sys.modules["torch"]
 
         def synchronising(*args: Any, **kwargs: Any) -> Any:
             # Compiled code must not see that sizes are looked at. Then the arguments, before a question to the driver.
             asks = gate.active and not _is_compiling()
-            given = args or ((kwargs["input"],) if "input" in kwargs else ())
-            waits = asks and (
-                (always and bool(given) and on_device(given[0]))
-                or (operation.needs is not None and operation.needs(given, kwargs))
-            )
-            if waits:
-                syncs.check(operation, runtime.get().current_handle(_device_of(given[0])))
+            device = None
+            if asks and not torch._C._is_torch_function_mode_enabled():
+                device = waits_on(args, kwargs)
+            elif asks:
+                # The modes are the user's, and would be told of each attribute that is read here.
+                with torch._C.DisableTorchFunction():
+                    device = waits_on(args, kwargs)
+            if device is not None:
+                syncs.check(operation, runtime.get().current_handle(device))
             try:
                 values = [*args, *kwargs.values()]
                 values += [item for value in values if type(value) is tuple for item in value]

@@ -210,6 +210,29 @@ class TestNamedOperations:
             guard.closing(window())
         assert hits == [torch.Tensor.to, torch.Tensor.__getitem__, torch.Tensor.copy_]
 
+    def test_a_mode_is_told_only_of_what_the_user_calls(self, cuda, capturing):
+        from torch.overrides import TorchFunctionMode
+
+        class Seen(TorchFunctionMode):
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                calls.append(func)
+                return func(*args, **(kwargs or {}))
+
+        calls, value = [], torch.ones(3)
+        bare = [torch.Tensor.item, torch.Tensor.__getitem__, torch.Tensor.nonzero, torch.equal]
+        capturing("thread_local")
+        guard = torch_calls.HostSyncs()
+        guard.opened(window())
+        try:
+            with Seen():
+                assert value.sum().item() == 3.0
+                value[value > 0]
+                value.nonzero()
+                assert torch.equal(value, value)
+        finally:
+            guard.closing(window())
+        assert [func for func in calls if func not in (torch.Tensor.sum, torch.Tensor.gt, torch.Tensor.__gt__)] == bare
+
     def test_what_makes_tensors_is_not_replaced_since_torch_keeps_tables_of_it(self):
         from torch.utils._device import _device_constructors
 
