@@ -24,7 +24,7 @@ from ..capture import Window
 from ..errors import HostSyncError, SyncReport
 from ..streams import LEGACY
 from .codes import code_of
-from .sync_table import Kind, Operation
+from .sync_table import WAIT, Kind, Operation
 
 logger = logging.getLogger("streamshim")
 
@@ -185,7 +185,7 @@ def _report(operation: Operation, window: Window, site: Site) -> SyncReport:
         remedy = _THREAD_LOCAL
     elif operation.kind is Kind.DEVICE:
         why = _WHY_DEVICE.format(window.device, window.thread)
-        remedy = ("Wait for a stream or an event instead of the device, or after the capture.",)
+        remedy = _NOT_THE_DEVICE if operation.remedy is WAIT else operation.remedy
     else:
         why = _WHY_TARGET.format(window.thread)
         remedy = ("Wait for it after the capture.", _OWN_STREAMS)
@@ -223,6 +223,7 @@ _OWN_STREAMS = (
     "If the two threads should not share a stream: torch.cuda.Stream() hands out the same 32 streams in turn, so make "
     "them once and keep them."
 )
+_NOT_THE_DEVICE = ("Wait for a stream or an event instead of the device, or after the capture.",)
 _THREAD_LOCAL = (
     "Begin the capture with capture_error_mode='thread_local': it then concerns its own thread only.",
     "Or let this thread do without until the capture is over.",

@@ -10,6 +10,7 @@ from ctypes_functions import OTHER, STREAM, Int, Long, Pointer, Streams, build, 
 
 import streamshim
 from streamshim import HostSyncError, capture
+from streamshim.binders import cuda_functions
 from streamshim.binders.ctypes_ import registry, tables
 from streamshim.binders.ctypes_.environment import patterns_from
 from streamshim.binders.ctypes_.specs import Spec, spec_of
@@ -110,6 +111,13 @@ def cudart(shim, tmp_path):
 def waited(library):
     count = ctypes.c_int.in_dll(library, "calls").value
     return list((Long * 8).in_dll(library, "waited"))[:count]
+
+
+def test_what_waits_in_cuda_python_waits_through_ctypes():
+    for table in (cuda_functions.WAITING, cuda_functions.ALLOCATING):
+        for names in table.values():
+            assert [name for name in names if name not in tables.WAITING] == []
+    assert {tables.WAITING[name].name for name in cuda_functions.ALLOCATING["cuda.bindings.runtime"]} == {"MEMORY"}
 
 
 def test_cudas_own_functions(cudart, streams):

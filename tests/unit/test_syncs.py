@@ -14,7 +14,16 @@ from streamshim import capture, gate, ledger, runtime
 from streamshim.callsite import Site
 from streamshim.errors import HostSyncError, NoCudaError, SyncReport
 from streamshim.guards import syncs
-from streamshim.guards.sync_table import EVENT_METHODS, METHODS, STREAM_METHODS, SYNCHRONIZE, WAIT, Kind, Operation
+from streamshim.guards.sync_table import (
+    EVENT_METHODS,
+    METHODS,
+    STREAM_METHODS,
+    SYNCHRONIZE,
+    WAIT,
+    WARM_UP,
+    Kind,
+    Operation,
+)
 from streamshim.runtime import CaptureState
 from streamshim.settings import Mode
 
@@ -183,6 +192,14 @@ def test_another_thread_is_told_whose_capture_it_is(capturing, operation, mode, 
     assert f"in thread        {threading.current_thread().name}" in str(error.value)
     assert why in text
     assert remedy in text
+
+
+def test_another_thread_that_tunes_is_told_to_warm_up(capturing):
+    """It cannot choose what the tuner waits for."""
+    capturing("thread_local", by_other=True)
+    with pytest.raises(HostSyncError) as error:
+        syncs.check(Operation("autotuning", WARM_UP, Kind.DEVICE))
+    assert error.value.report.remedy == WARM_UP
 
 
 def test_a_region_lets_it_through_and_is_counted(capturing):
