@@ -135,6 +135,16 @@ def test_cupy_waits_only_for_a_copy_that_blocks(modules, capturing):
         array.get()
 
 
+def test_the_line_is_the_users_where_the_library_waits_for_them(modules):
+    """``numba.cuda.synchronize()`` is a function of ``numba.cuda.api`` that calls the context's method."""
+    streamshim.install()
+    api = {"__name__": "numba.cuda.api", "context": modules["numba.cuda.cudadrv.driver"].Context()}
+    exec(compile("def synchronize():\n    return context.synchronize()", "<api.py>", "exec"), api)
+    with pytest.raises(HostSyncError) as error:
+        api["synchronize"]()
+    assert error.value.report.site.file.endswith("test_libraries.py")
+
+
 def test_everything_is_put_back(modules):
     before = {
         name: {c: dict(vars(getattr(m, c.owner) if c.owner else m)) for c in CALLS[name]} for name, m in modules.items()
