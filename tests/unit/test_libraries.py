@@ -177,6 +177,21 @@ def test_what_a_version_does_not_have_is_left_out(monkeypatch, cuda):
     assert not hasattr(module.Event, "done")
 
 
+def test_a_version_of_another_shape_is_told_in_strict_mode(monkeypatch, cuda):
+    module = stand_in("cupy.cuda.stream")
+    module.Event.done = lambda self: True
+    monkeypatch.setitem(sys.modules, "cupy.cuda.stream", module)
+    with pytest.raises(streamshim.BinderError) as error:
+        streamshim.install("strict")
+    text = str(error.value)
+    assert text.startswith("Calls that captures are guarded by could not be patched")
+    assert "cupy.cuda.stream.Event.done is no property" in text
+    assert "launches" not in text
+    assert "skip=" not in text
+    streamshim.install("bind")
+    assert module.Event().done() is True
+
+
 def test_a_module_that_only_names_another_ones_functions_is_left_alone(monkeypatch, cuda):
     """``warp.context`` of newer versions holds what ``warp._src.context`` defines."""
     home = stand_in("warp._src.context")
