@@ -11,7 +11,7 @@ from types import FrameType
 #: Frames of these top-level packages are machinery between the user's line and the launch, never the culprit.
 MACHINERY = frozenset(
     {"streamshim", "torch", "cutlass", "tvm_ffi", "cuda", "wrapt", "contextlib", "functools", "ctypes", "concurrent"}
-    | {"threading"}
+    | {"threading", "triton", "cupy", "cupyx", "cupy_backends", "numba", "numba_cuda", "warp"}
 )
 
 

@@ -53,9 +53,9 @@ class Window:
 
 
 _windows: dict[int, Window] = {}
-#: Who has a capture open, a graph object or a stream, as a key -> the capture's id. The driver does not tell the id of
-#: a capture that has been invalidated, so at the end of one it cannot be asked.
-_captured_by: dict[object, int] = {}
+#: The stream on which a capture was begun, which is where it must end, whoever ends it -> the capture's id. The driver
+#: does not tell the id of a capture that has been invalidated, so at the end of one it cannot be asked.
+_captured_on: dict[int, int] = {}
 _lost = itertools.count(1)
 #: False while nothing is installed; the patches pass through then.
 enabled = False
@@ -90,11 +90,10 @@ def describe(capture: int) -> str:
     return str(window) if window is not None else f"capture {capture} (begun before install(), or below Python)"
 
 
-def begun(by: object, handle: int, device: int, error_mode: str) -> None:
+def begun(handle: int, device: int, error_mode: str) -> None:
     """Open the window of a capture that has just begun on this thread; nothing if the stream does not capture.
 
     Args:
-        by: a key for who will end it.
         handle: the capturing stream.
         device: the index of its device.
         error_mode: "global", "thread_local" or "relaxed".
@@ -106,23 +105,27 @@ def begun(by: object, handle: int, device: int, error_mode: str) -> None:
     id_ = state.id or -next(_lost)
     thread = threading.current_thread()
     opened = Window(id_, handle, device, user_site(), thread.name, error_mode, threading.get_ident(), sys.exc_info()[1])
-    _captured_by[by] = id_
+    # A stream is in one capture at a time: what is left here was ended below Python.
+    left = _windows.pop(_captured_on.get(handle, 0), None)
+    if left is not None and left.id != id_:
+        _tell(guards[::-1], "closing", left)
+    _captured_on[handle] = id_
     _windows[id_] = opened
     if id_ > 0:
         _tell(guards, "opened", opened)
 
 
-def ending(by: object) -> Window | None:
-    """Tell the guards that a capture is about to end; returns its window, which stays open until `ended`."""
-    closing = _windows.get(_captured_by.get(by, 0))
+def ending(handle: int) -> Window | None:
+    """Tell the guards that the capture on a stream is about to end; returns its window, which is open until `ended`."""
+    closing = _windows.get(_captured_on.get(handle, 0))
     if closing is not None:
         _tell(guards[::-1], "closing", closing)
     return closing
 
 
-def ended(by: object) -> None:
-    """Close the window of a capture that is over."""
-    _windows.pop(_captured_by.pop(by, 0), None)
+def ended(handle: int) -> None:
+    """Close the window of the capture on a stream, which is over."""
+    _windows.pop(_captured_on.pop(handle, 0), None)
 
 
 def goes_on(window: Window) -> None:
@@ -153,7 +156,7 @@ def _capture_begin(original: Callable[..., Any]) -> Callable[..., Any]:
         asked = runtime.get()
         device = asked.current_device()
         mode = kwargs.get("capture_error_mode") or (args[1] if len(args) > 1 else "global")
-        begun(id(self), asked.current_handle(device), device, str(mode))
+        begun(asked.current_handle(device), device, str(mode))
         return result
 
     return capture_begin
@@ -161,22 +164,28 @@ def _capture_begin(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
     def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not enabled:
+        if not enabled or not any_open():
             return original(self, *args, **kwargs)
-        closing = ending(id(self))
+        # Under another current stream torch refuses, and the capture goes on.
+        asked = runtime.get()
+        handle = asked.current_handle(asked.current_device())
+        closing = ending(handle)
         try:
             result = original(self, *args, **kwargs)
         except BaseException as error:
-            # torch refuses to end a capture under another current stream; the capture goes on then.
-            if closing is not None and runtime.get().capture_state(closing.stream).id == closing.id:
+            # torch refuses to end another graph's capture; that goes on then.
+            if closing is not None and asked.capture_state(handle).id == closing.id:
                 goes_on(closing)
                 raise
-            ended(id(self))
-            explained = explain(closing, error) if explain is not None and closing is not None else None
+            try:
+                # Its window is open still, so that a capture of another thread forgets nothing of it.
+                explained = explain(closing, error) if explain is not None and closing is not None else None
+            finally:
+                ended(handle)
             if explained is not None:
                 raise explained from error
             raise
-        ended(id(self))
+        ended(handle)
         return result
 
     return capture_end
@@ -196,4 +205,4 @@ def forget_windows() -> None:
     for left in list(_windows.values()):
         _tell(guards[::-1], "closing", left)
     _windows.clear()
-    _captured_by.clear()
+    _captured_on.clear()

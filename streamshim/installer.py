@@ -55,7 +55,8 @@ class _State:
             # One half of a binder would bind some launches and not others.
             self.problems[binder] = problem
             self.undo(binder)
-            logger.warning("streamshim: binder %s is off: %s", binder, problem)
+            kind = "binder" if binder in BINDERS else "guard of"
+            logger.warning("streamshim: %s %s is off: %s", kind, binder, problem)
 
     def undo(self, binder: str) -> None:
         """Undo what a binder has patched."""
@@ -301,13 +302,20 @@ def _insist() -> None:
 
 
 def _problems_text(state: _State) -> str:
-    listed = "\n".join(f"  {name}: {problem}" for name, problem in state.problems.items())
-    return (
-        "A binder could not be applied, so launches through it would not follow torch's current stream:\n"
-        f"{listed}\n"
-        "Use a version within the tested range (streamshim.status() lists it), leave a binder out with "
-        "install(skip=[...]), or use bind mode, which goes on without it."
-    )
+    binding = [f"  {name}: {problem}" for name, problem in state.problems.items() if name in BINDERS]
+    watching = [f"  {name}: {problem}" for name, problem in state.problems.items() if name not in BINDERS]
+    lines = []
+    if binding:
+        lines += ["A binder could not be applied, so launches through it would not follow torch's current stream:"]
+        lines += [
+            *binding,
+            "Use a version within the tested range (streamshim.status() lists it), leave a binder out with "
+            "install(skip=[...]), or use bind mode, which goes on without it.",
+        ]
+    if watching:
+        lines += ["Calls that captures are guarded by could not be patched, so what they break would not be named:"]
+        lines += [*watching, "Use another version of the library, or bind mode, which goes on without them."]
+    return "\n".join(lines)
 
 
 def _differences(now: Settings, new: Settings, mode: object, only: object, skip: object) -> list[str]:

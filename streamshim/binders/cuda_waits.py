@@ -70,7 +70,7 @@ def _waiting(operation: Operation, follows: bool) -> _Maker:
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def replacement(*args: Any, **kwargs: Any) -> Any:
-            if not gate.active:
+            if not gate.active or runtime.found() is None:
                 return original(*args, **kwargs)
             value = args[0] if args else next(iter(kwargs.values()), None)
             handle = _handle(value) if operation.kind is Kind.STREAM else 0
@@ -143,12 +143,12 @@ def _begin(place: int) -> _Maker:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def replacement(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if gate.active and capture.enabled and int(result[0]) == 0:
+            if gate.active and capture.enabled and int(result[0]) == 0 and runtime.found() is not None:
                 values = (*args, *kwargs.values())
                 handle = int(next((v for n, v in kwargs.items() if n in ("hStream", "stream")), values[0]))
                 mode = next((v for n, v in kwargs.items() if n == "mode"), values[place])
                 modes = ("global", "thread_local", "relaxed")
-                capture.begun(("stream", handle), handle, gate.current_device(), modes[int(mode)])
+                capture.begun(handle, gate.current_device(), modes[int(mode)])
             return result
 
         return replacement
@@ -161,15 +161,15 @@ def _end(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def replacement(*args: Any, **kwargs: Any) -> Any:
         values = (*args, *kwargs.values())
-        by = ("stream", int(values[0])) if len(values) == 1 and _handle(values[0]) >= 0 else None
-        closing = capture.ending(by) if by is not None and capture.enabled else None
+        handle = _handle(values[0]) if len(values) == 1 else -1
+        closing = capture.ending(handle) if handle > LAST_DEFAULT and capture.enabled else None
         result = original(*args, **kwargs)
         if closing is None:
             return result
         if int(result[0]) != 0 and runtime.get().capture_state(closing.stream).id == closing.id:
             capture.goes_on(closing)
             return result
-        capture.ended(by)
+        capture.ended(handle)
         if int(result[0]) != 0 and capture.explain is not None:
             # It logs what it finds; there is nothing to raise in a call that returns its errors.
             capture.explain(closing, RuntimeError(f"{result[0]!r} (error code: {int(result[0])})"))

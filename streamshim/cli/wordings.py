@@ -112,6 +112,13 @@ _SHIM = (
         "Run `streamshim doctor` for versions and tested ranges; leave the binder out with install(skip=[...]).",
     ),
     _say(
+        "guard", r"streamshim: guard of [^:]+ is off|Calls that captures are guarded by could not be patched",
+        "streamshim: a guard is off",
+        "Calls of one library that wait are not refused inside captures, and not named when they have broken one.",
+        "A version of that library whose shape streamshim does not know.",
+        "Take another version of it, or bind mode, which goes on without the guard.",
+    ),
+    _say(
         "compiled-in-capture", r"Compiled?InCapture(Error|Warning)", "streamshim: a kernel was compiled in a capture",
         "A kernel met a new signature while a capture was open.", "A shape that the warm-up did not run.",
         "Call the kernel once with these arguments before the capture.",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import Enum
+from types import NoneType
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,23 @@ CODES: tuple[Code, ...] = (
 )  # fmt: skip
 
 
+#: What the arguments of an exception may be for it to be formatted: to format a tensor is to wait for it.
+_PLAIN = (str, bytes, int, float, NoneType, Enum)
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says; of one that holds other things than words and numbers, its words only."""
+    if all(isinstance(value, _PLAIN) for value in error.args):
+        try:
+            return str(error)
+        except Exception:  # noqa: BLE001, it is the user's class
+            return ""
+    return " ".join(value for value in error.args if isinstance(value, str))
+
+
 def code_of(error: BaseException) -> Code | None:
     """The capture error that an exception of torch, cuda-python, CuPy, Numba or CuTe DSL is about."""
-    text = str(error)
+    text = text_of(error)
     for code in CODES:
         said = (code.symbol, code.driver_symbol, code.text, f"error code: {code.number}")
         if any(words in text for words in said):

@@ -20,8 +20,8 @@ class Forks:
 
     def opened(self, window: Window) -> None:
         live = {w.id for w in capture.open_windows()}
-        for gone in [id_ for id_ in _forks if id_ not in live]:
-            del _forks[gone]
+        for gone in [id_ for id_ in list(_forks) if id_ not in live]:
+            _forks.pop(gone, None)  # other threads do the same
 
     def closing(self, window: Window) -> None:
         """They are kept until the next capture: the end of this one may need them."""

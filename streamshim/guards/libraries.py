@@ -20,12 +20,22 @@ from . import syncs
 from .sync_table import COPY, VALUE, WAIT, WARM_UP, Kind, Operation
 
 
+def _handle(stream: Any = 0) -> int:
+    return int(stream)
+
+
 def _cupy_stream(stream: Any) -> int:
     return int(stream.ptr)
 
 
-def _cupy_current(array: Any) -> int:
+def _cupy_current(array: Any, *args: Any) -> int:
     return int(sys.modules["cupy.cuda.stream"].get_current_stream().ptr)
+
+
+def _cupy_get(array: Any, stream: Any = None, order: Any = "C", out: Any = None, blocking: bool = True) -> int | None:
+    if not blocking:
+        return None
+    return _cupy_current(array) if stream is None else _cupy_stream(stream)
 
 
 def _numba_stream(stream: Any) -> int:
@@ -33,9 +43,21 @@ def _numba_stream(stream: Any) -> int:
     return int(getattr(handle, "value", handle) or 0)
 
 
-def _warp_stream(stream_or_device: Any = None) -> int:
-    # A device, its name or None: the stream of that, which the caller has not named.
-    return int(getattr(stream_or_device, "cuda_stream", None) or 0)
+def _warp_device_of(device: Any) -> Any:
+    home = sys.modules.get("warp._src.context") or sys.modules["warp.context"]
+    return home.runtime.get_device(device)
+
+
+def _warp_device(device: Any = None) -> int | None:
+    found = _warp_device_of(device)
+    return int(found.ordinal) if found.is_cuda else None
+
+
+def _warp_stream(stream_or_device: Any = None) -> int | None:
+    if hasattr(stream_or_device, "cuda_stream"):
+        return int(stream_or_device.cuda_stream or 0)
+    found = _warp_device_of(stream_or_device)
+    return int(found.stream.cuda_stream or 0) if found.is_cuda else None
 
 
 class Call(NamedTuple):
@@ -45,26 +67,26 @@ class Call(NamedTuple):
         owner: the class in the module, or an empty string for a function of the module.
         name: the attribute.
         operation: what is said of it.
-        target: for streams and values: the handle that is waited for, from the first argument.
+        target: from the arguments: the handle that is waited for, the index of a device, or None if it does not wait.
         getter: it is a property.
     """
 
     owner: str
     name: str
     operation: Operation
-    target: Callable[..., int] | None = None
+    target: Callable[..., int | None] | None = None
     getter: bool = False
 
 
-def _device(owner: str, name: str, words: str) -> Call:
-    return Call(owner, name, Operation(words, WAIT, Kind.DEVICE))
+def _device(owner: str, name: str, words: str, target: Callable[..., int | None] | None = None) -> Call:
+    return Call(owner, name, Operation(words, WAIT, Kind.DEVICE), target)
 
 
 def _event(owner: str, name: str, words: str, getter: bool = False) -> Call:
     return Call(owner, name, Operation(words, WAIT, Kind.EVENT), getter=getter)
 
 
-def _stream(owner: str, name: str, words: str, target: Callable[..., int], getter: bool = False) -> Call:
+def _stream(owner: str, name: str, words: str, target: Callable[..., int | None], getter: bool = False) -> Call:
     return Call(owner, name, Operation(words, WAIT, Kind.STREAM), target, getter)
 
 
@@ -76,7 +98,7 @@ def _choice(owner: str, name: str, words: str) -> Call:
 _CUPY_VALUES = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__")
 _WARP = (
     _device("", "synchronize", "warp.synchronize()"),
-    _device("", "synchronize_device", "warp.synchronize_device()"),
+    _device("", "synchronize_device", "warp.synchronize_device()", _warp_device),
     _stream("", "synchronize_stream", "warp.synchronize_stream()", _warp_stream),
     _event("", "synchronize_event", "warp.synchronize_event()"),
 )
@@ -92,13 +114,13 @@ CALLS: Mapping[str, tuple[Call, ...]] = MappingProxyType(
         ),
         "cupy_backends.cuda.api.runtime": (
             _device("", "deviceSynchronize", "cupy.cuda.runtime.deviceSynchronize()"),
-            _stream("", "streamSynchronize", "cupy.cuda.runtime.streamSynchronize()", int),
-            _stream("", "streamQuery", "cupy.cuda.runtime.streamQuery()", int),
+            _stream("", "streamSynchronize", "cupy.cuda.runtime.streamSynchronize()", _handle),
+            _stream("", "streamQuery", "cupy.cuda.runtime.streamQuery()", _handle),
             _event("", "eventSynchronize", "cupy.cuda.runtime.eventSynchronize()"),
             _event("", "eventQuery", "cupy.cuda.runtime.eventQuery()"),
         ),
         "cupy": (
-            Call("ndarray", "get", Operation(".get() of a CuPy array (cupy.asnumpy, print)", COPY), _cupy_current),
+            Call("ndarray", "get", Operation(".get() of a CuPy array (cupy.asnumpy, print)", COPY), _cupy_get),
             *(
                 Call("ndarray", name, Operation(f"{name}() of a CuPy array", VALUE), _cupy_current)
                 for name in _CUPY_VALUES
@@ -150,13 +172,19 @@ def removed() -> None:
 
 def _maker(call: Call) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     operation, target = call.operation, call.target
+    on_device = operation.kind is Kind.DEVICE
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def waiting(*args: Any, **kwargs: Any) -> Any:
             if not gate.active:
                 return original(*args, **kwargs)
-            handle = target(*args[:1]) if target is not None else 0
-            return syncs.run(operation, handle, original, args, kwargs)
+            if target is None:
+                return syncs.run(operation, 0, original, args, kwargs)
+            found = target(*args, **kwargs)
+            if found is None:
+                return original(*args, **kwargs)
+            handle, device = (0, found) if on_device else (found, None)
+            return syncs.run(operation, handle, original, args, kwargs, device)
 
         return waiting
 

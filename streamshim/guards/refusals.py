@@ -12,6 +12,7 @@ from .. import capture
 from ..callsite import site_of_traceback, user_site
 from ..capture import Window
 from . import syncs
+from .codes import text_of
 from .sync_table import COPY, Kind, Operation
 
 #: How torch's own check begins its message (c10/cuda/CUDAFunctions.h).
@@ -30,7 +31,7 @@ class Refusals:
 
     def closing(self, window: Window) -> None:
         error = sys.exc_info()[1]
-        if isinstance(error, RuntimeError) and error is not window.handled and COPY_SAYS in str(error):
+        if isinstance(error, RuntimeError) and error is not window.handled and COPY_SAYS in text_of(error):
             _add_note(error, _UNNAMED, window)
 
 
@@ -44,7 +45,7 @@ def explain(error: RuntimeError, operation: Operation) -> None:
     Raises:
         HostSyncError: in place of the error of torch's sync check.
     """
-    text = str(error)
+    text = text_of(error)
     if CHECK_SAYS not in text and COPY_SAYS not in text:
         syncs.blame(operation, error)
         return

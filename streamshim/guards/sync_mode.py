@@ -8,6 +8,7 @@ stays off.
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from typing import Any
@@ -16,6 +17,9 @@ from .. import allowance, fork
 from ..capture import Window
 
 _ERROR = 2
+_PROTOTYPE = "Synchronization debug mode is a prototype"
+#: The filter as `warnings.filterwarnings` keeps it.
+_FILTER = ("ignore", re.compile(_PROTOTYPE, re.IGNORECASE), Warning, None, 0)
 
 _lock = fork.Lock()
 _armed_for: set[int] = set()
@@ -40,7 +44,9 @@ class SyncMode:
         with _lock:
             if window.id in _armed_for:
                 _armed_for.discard(window.id)
-                _apply()
+                # What somebody has set meanwhile is theirs.
+                if _armed_for or _torch_c()._cuda_get_sync_debug_mode() == _ERROR:
+                    _apply()
 
 
 def on_allow(entered: bool) -> None:
@@ -78,8 +84,10 @@ def _forget_other_threads() -> None:
 
 def _apply() -> None:
     # torch warns that its check is a prototype; who has asked for no more than install() need not know. The filter
-    # stays, since catch_warnings is not safe while other threads use it too.
-    warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+    # stays, since catch_warnings is not safe while other threads use it too. To add one makes Python forget which
+    # warnings it has shown, so that is done once.
+    if _FILTER not in warnings.filters:
+        warnings.filterwarnings("ignore", message=_PROTOTYPE)
     _torch_c()._cuda_set_sync_debug_mode(_ERROR if _armed_for and not _paused else _before)
 
 

@@ -88,6 +88,19 @@ def on_device(value: Any) -> bool:
     return is_plain(value) and value.is_cuda is True
 
 
+def _is_number(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    # Of any other number of elements torch complains, without waiting.
+    return bool(args) and on_device(args[0]) and args[0].numel() == 1
+
+
+def _is_whole_number(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return _is_number(args, kwargs) and not (args[0].is_floating_point() or args[0].is_complex())
+
+
+def _has_elements(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(args) and on_device(args[0]) and args[0].numel() > 0
+
+
 def _is_mask(index: Any) -> bool:
     """Whether an index is, or contains, a mask on the device."""
     if isinstance(index, tuple):
@@ -122,15 +135,17 @@ def _repeats_by_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 #: Methods of ``torch.Tensor``.
 METHODS: Mapping[str, Operation] = {
-    "item": Operation(".item() on a CUDA tensor", VALUE),
-    "tolist": Operation(".tolist() on a CUDA tensor", COPY),
-    "__bool__": Operation("the truth value of a CUDA tensor (if, while, and, or, not)", VALUE),
-    "__int__": Operation("int() of a CUDA tensor", VALUE),
-    "__float__": Operation("float() of a CUDA tensor", VALUE),
-    "__complex__": Operation("complex() of a CUDA tensor", VALUE),
-    "__index__": Operation("a CUDA tensor used as an index or a size", VALUE),
+    "item": Operation(".item() on a CUDA tensor", VALUE, when=SOMETIMES, needs=_is_number),
+    "tolist": Operation(".tolist() on a CUDA tensor", COPY, when=SOMETIMES, needs=_has_elements),
+    "__bool__": Operation(
+        "the truth value of a CUDA tensor (if, while, and, or, not)", VALUE, when=SOMETIMES, needs=_is_number
+    ),
+    "__int__": Operation("int() of a CUDA tensor", VALUE, when=SOMETIMES, needs=_is_number),
+    "__float__": Operation("float() of a CUDA tensor", VALUE, when=SOMETIMES, needs=_is_number),
+    "__complex__": Operation("complex() of a CUDA tensor", VALUE, when=SOMETIMES, needs=_is_number),
+    "__index__": Operation("a CUDA tensor used as an index or a size", VALUE, when=SOMETIMES, needs=_is_whole_number),
     "__contains__": Operation("`in` on a CUDA tensor", VALUE),
-    "__repr__": Operation("print or repr of a CUDA tensor", SHOW),
+    "__repr__": Operation("print or repr of a CUDA tensor", SHOW, when=SOMETIMES, needs=_has_elements),
     "__format__": Operation("formatting a CUDA tensor", SHOW, when=SOMETIMES),
     "cpu": Operation(".cpu() of a CUDA tensor", COPY, when=SOMETIMES),
     "to": Operation(".to() from or to the host", COPY, when=SOMETIMES),
@@ -152,7 +167,7 @@ METHODS: Mapping[str, Operation] = {
     "index_put_": Operation("index_put_ with a boolean mask", SIZE, when=SOMETIMES),
     "equal": Operation("torch.equal of CUDA tensors", COMPARE, when=SOMETIMES, needs=_compares),
     "allclose": Operation("torch.allclose of CUDA tensors", COMPARE),
-    "is_nonzero": Operation("is_nonzero of a CUDA tensor", VALUE),
+    "is_nonzero": Operation("is_nonzero of a CUDA tensor", VALUE, when=SOMETIMES, needs=_is_number),
     "multinomial": Operation("multinomial: its arguments are checked on the host", VALUE, when=SOMETIMES),
 }
 

@@ -24,7 +24,7 @@ from ..capture import Window
 from ..errors import HostSyncError, SyncReport
 from ..streams import LEGACY
 from .codes import code_of
-from .sync_table import Kind, Operation
+from .sync_table import WAIT, Kind, Operation
 
 logger = logging.getLogger("streamshim")
 
@@ -49,23 +49,31 @@ def breaks(mode: str, waits_for_it: bool, my_capture: bool, thread_mode: str = "
     return my_capture or (mode == "global" and thread_mode == "global")
 
 
-def check(operation: Operation, target: int = 0) -> None:
+def check(operation: Operation, target: int = 0, device: int | None = None) -> None:
     """Refuse a call of this thread if it would break a capture.
 
     Args:
         operation: the call.
         target: for `Kind.STREAM` and `Kind.VALUE` the handle of the stream that is waited for; 0 if it is a default
             stream, or not known.
+        device: for `Kind.DEVICE` the index of the device that is waited for; None: the current one.
 
     Raises:
         HostSyncError: naming the operation, the user's line, the capture and what to do.
     """
-    window = broken_by(operation.kind, target)
+    window = broken_by(operation.kind, target, device)
     if window is not None:
         refuse(operation, window)
 
 
-def run(operation: Operation, target: int, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def run(
+    operation: Operation,
+    target: int,
+    original: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    device: int | None = None,
+) -> Any:
     """`check`, then the call itself; remembered as a culprit if CUDA refuses it because of a capture.
 
     Another thread may begin a capture between the two.
@@ -73,7 +81,7 @@ def run(operation: Operation, target: int, original: Callable[..., Any], args: A
     Raises:
         HostSyncError: as `check`.
     """
-    check(operation, target)
+    check(operation, target, device)
     try:
         return original(*args, **kwargs)
     except Exception as error:
@@ -90,12 +98,12 @@ def blame(operation: Operation, error: BaseException) -> None:
         ledger.add(ledger.Event("failed sync", f"{operation.words} in thread {thread}", site, 0, 0, window.id))
 
 
-def broken_by(kind: Kind, target: int = 0) -> Window | None:
+def broken_by(kind: Kind, target: int = 0, device: int | None = None) -> Window | None:
     """The capture that a call of this thread would break, its own before others; None if there is none."""
     if not capture.any_open():
-        return _begun_elsewhere(kind, target)
+        return _begun_elsewhere(kind, target, device)
     asked = runtime.get()
-    device = asked.current_device()
+    device = asked.current_device() if device is None else device
     current, state = asked.current_handle(device), asked.capture_state
     mine = state(current).id if current > LEGACY else 0
     waited_for = mine if target == current else state(target).id if target > LEGACY else 0
@@ -118,15 +126,18 @@ def broken_by(kind: Kind, target: int = 0) -> Window | None:
     return None
 
 
-def _begun_elsewhere(kind: Kind, target: int) -> Window | None:
+def _begun_elsewhere(kind: Kind, target: int, device: int | None) -> Window | None:
     """The same while no window is open, which is nearly always: there can be a capture that was begun below Python.
 
     Its mode is not known, so only what waits for it is sure to break it.
     """
     if kind in (Kind.EVENT, Kind.MEMORY):
         return None
-    asked = runtime.get()
-    device = asked.current_device()
+    asked = runtime.found()
+    if asked is None:
+        # Other libraries wait in processes without torch's CUDA, too.
+        return None
+    device = asked.current_device() if device is None else device
     handle = target if kind in (Kind.STREAM, Kind.VALUE) else asked.current_handle(device)
     id_ = asked.capture_state(handle).id if handle > LEGACY else 0
     return _unseen(id_, handle, device) if id_ else None
@@ -174,7 +185,7 @@ def _report(operation: Operation, window: Window, site: Site) -> SyncReport:
         remedy = _THREAD_LOCAL
     elif operation.kind is Kind.DEVICE:
         why = _WHY_DEVICE.format(window.device, window.thread)
-        remedy = ("Wait for a stream or an event instead of the device, or after the capture.",)
+        remedy = _NOT_THE_DEVICE if operation.remedy is WAIT else operation.remedy
     else:
         why = _WHY_TARGET.format(window.thread)
         remedy = ("Wait for it after the capture.", _OWN_STREAMS)
@@ -212,6 +223,7 @@ _OWN_STREAMS = (
     "If the two threads should not share a stream: torch.cuda.Stream() hands out the same 32 streams in turn, so make "
     "them once and keep them."
 )
+_NOT_THE_DEVICE = ("Wait for a stream or an event instead of the device, or after the capture.",)
 _THREAD_LOCAL = (
     "Begin the capture with capture_error_mode='thread_local': it then concerns its own thread only.",
     "Or let this thread do without until the capture is over.",

@@ -73,12 +73,13 @@ def patches(torch_cuda: ModuleType) -> list[Patch]:
 
 
 def waiting_for_the_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement of a call that waits for the current device."""
+    """The replacement of a call that waits for the current device, or for the one whose index is its argument."""
 
     def synchronize(*args: Any, **kwargs: Any) -> Any:
         if not gate.active:
             return original(*args, **kwargs)
-        return syncs.run(SYNCHRONIZE, 0, original, args, kwargs)
+        device = args[0] if args and type(args[0]) is int else None
+        return syncs.run(SYNCHRONIZE, 0, original, args, kwargs, device)
 
     return synchronize
 
@@ -129,16 +130,31 @@ def wanting_a_value(operation: Operation) -> Callable[[Callable[..., Any]], Call
     """Makes the replacement of an operation that needs a value on the host: refused, or torch's refusal explained."""
     always = operation.when == ALWAYS
 
+    def waits_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """The device that a call with these arguments waits for; None if it is not known to wait."""
+        given = args or ((kwargs["input"],) if "input" in kwargs else ())
+        waits = (always and bool(given) and on_device(given[0])) or (
+            operation.needs is not None and operation.needs(given, kwargs)
+        )
+        return _device_of(given[0]) if waits else None
+
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         from torch.overrides import handle_torch_function, has_torch_function
 
+        torch: Any = sys.modules["torch"]
+
         def synchronising(*args: Any, **kwargs: Any) -> Any:
-            # The arguments first: what is on the host needs no question to the driver.
-            waits = (always and bool(args) and on_device(args[0])) or (
-                operation.needs is not None and operation.needs(args, kwargs)
-            )
-            if waits and gate.active and not _is_compiling():
-                syncs.check(operation, runtime.get().current_handle(_device_of(args[0])))
+            # Compiled code must not see that sizes are looked at. Then the arguments, before a question to the driver.
+            asks = gate.active and not _is_compiling()
+            device = None
+            if asks and not torch._C._is_torch_function_mode_enabled():
+                device = waits_on(args, kwargs)
+            elif asks:
+                # The modes are the user's, and would be told of each attribute that is read here.
+                with torch._C.DisableTorchFunction():
+                    device = waits_on(args, kwargs)
+            if device is not None:
+                syncs.check(operation, runtime.get().current_handle(device))
             try:
                 values = [*args, *kwargs.values()]
                 values += [item for value in values if type(value) is tuple for item in value]

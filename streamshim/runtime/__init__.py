@@ -6,10 +6,13 @@ unchanged on either; where they disagree, the simulator is wrong.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
+
+from ..errors import NoCudaError
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,16 @@ class _Holder:
 _holder = _Holder()
 get = _holder.get
 use = _holder.use
+
+
+def found() -> Runtime | None:
+    """The runtime; None where torch has no streams: it is not imported, or has no CUDA. Imports nothing."""
+    if _holder._runtime is None and "torch" not in sys.modules:
+        return None
+    try:
+        return get()
+    except NoCudaError:
+        return None
 
 
 @contextmanager

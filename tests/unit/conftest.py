@@ -39,7 +39,7 @@ def clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     capture.enabled = False
     capture.before_begin.clear()
     capture._windows.clear()
-    capture._captured_by.clear()
+    capture._captured_on.clear()
     installer._shadowed.clear()
     installer._asked = None
     ledger.clear()

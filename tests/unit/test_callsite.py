@@ -39,7 +39,8 @@ def test_machinery_is_passed_over(package, module, at_root):
 
 
 @pytest.mark.parametrize(
-    "module", ["__main__", "torchvision.ops", "cutlass_kernels", "my.torch", "streamshim_user", "streamshim.demo"]
+    "module",
+    ["__main__", "torchvision.ops", "cutlass_kernels", "my.torch", "warp_user", "streamshim_user", "streamshim.demo"],
 )
 def test_the_users_modules_are_not(module):
     assert call_from(module, file=f"<{module}>")() == Site(f"<{module}>", 2, "caller")

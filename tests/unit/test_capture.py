@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -122,6 +123,19 @@ def test_a_capture_that_is_lost_before_it_can_be_asked_has_a_window_all_the_same
     assert explained == [f"a capture on stream 0x7f0010 of cuda:1, begun at {window.site}, thread MainThread"]
 
 
+def test_a_lost_capture_is_explained_while_its_window_is_open(graph_class, monkeypatch):
+    """Another thread's capture, begun just then, must not make the guards forget what they know of it."""
+    seen = []
+    monkeypatch.setattr(capture, "explain", lambda window, error: seen.append(capture.window(window.id)))
+    graph = graph_class()
+    graph.end_raises = True
+    graph.capture_begin()
+    with pytest.raises(RuntimeError, match="previous error"):
+        graph.capture_end()
+    assert [window.id for window in seen] == [7]
+    assert open_windows() == []
+
+
 def test_an_end_that_is_refused_leaves_the_capture_open(graph_class, cuda):
     """torch refuses to end a capture under another current stream than it began on; it goes on then."""
     graph = graph_class()
@@ -163,6 +177,38 @@ def test_a_graph_can_capture_again_and_again(graph_class):
         assert [w.id for w in open_windows()] == [expected]
         graph.capture_end()
     assert open_windows() == []
+
+
+def test_a_capture_that_torch_began_may_be_ended_by_another_library(graph_class, cuda):
+    """cuda-python ends it, runs something eagerly, and begins the next one on the same stream, which torch ends."""
+    told = []
+    capture.guards[:] = [SimpleNamespace(opened=lambda w: told.append(w.id), closing=lambda w: told.append(-w.id))]
+    try:
+        graph = graph_class()
+        graph.capture_begin()
+        capture.ending(STREAM)
+        cuda.captures.pop(STREAM)
+        capture.ended(STREAM)
+        assert open_windows() == []
+        cuda.captures[STREAM] = CaptureState(8)
+        capture.begun(STREAM, 1, "global")
+        graph.capture_end()
+    finally:
+        capture.guards.clear()
+    assert open_windows() == []
+    assert told == [7, -7, 8, -8]
+
+
+def test_a_capture_that_was_ended_below_python_is_closed_by_the_next_on_its_stream(graph_class, cuda):
+    told = []
+    capture.guards[:] = [SimpleNamespace(opened=lambda w: told.append(w.id), closing=lambda w: told.append(-w.id))]
+    try:
+        for _ in range(3):
+            graph_class().capture_begin()
+            assert len(open_windows()) == 1
+    finally:
+        capture.guards.clear()
+    assert told == [7, -7, 8, -8, 9]
 
 
 def test_the_thread_is_known(graph_class):

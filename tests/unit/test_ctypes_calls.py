@@ -476,6 +476,20 @@ def test_the_device_of_the_tensors(two, noting, torch, stream):
         assert two.ordered == [*first, *second, *first]
 
 
+def test_a_function_that_waits_takes_tensors_and_a_device_like_any_other(two, noting, torch):
+    function, seen = noting
+    streamshim.bind(function, streamshim.SYNCS, device="tensors", tensors="data_ptr")
+    function(5, 6, Tensor(1))
+    assert seen == [(1, 0x7F0000001000)]
+    assert two.device == 0
+    two.capture(OTHER)
+    function(5, 6, Tensor(0))
+    with pytest.raises(streamshim.HostSyncError):
+        function(5, 6, Tensor(1))
+    assert [device for device, _ in seen] == [1, 0]
+    assert two.device == 0
+
+
 def test_tensors_on_several_devices_are_refused(two, noting, torch):
     function, seen = noting
     streamshim.bind(function, device="tensors", tensors="data_ptr")

@@ -293,3 +293,25 @@ def test_every_count_and_place():
     for count in range(1, 12):
         for place in range(count):
             assert callable(shortcuts._maker(count, place, True))
+
+
+def test_a_finaliser_that_calls_a_bound_function_while_a_shortcut_is_made(monkeypatch):
+    """The garbage collector may run at any line."""
+    streamshim.install(only=["ctypes"])
+    (first, seen), (freeing, freed) = recorder(Pointer, Long), recorder(Pointer)
+    streamshim.bind(first, 0)
+    streamshim.bind(freeing, 0)
+    make = shortcuts._maker
+
+    def collecting(*args):
+        monkeypatch.setattr(shortcuts, "_maker", make)
+        freeing(0)
+        return make(*args)
+
+    monkeypatch.setattr(shortcuts, "_maker", collecting)
+    thread = threading.Thread(target=lambda: [first(0, 1), first(0, 1)], daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert (seen, freed) == ([(STREAM, 1)] * 2, [(STREAM,)])
+    assert has_shortcut(first)

@@ -10,6 +10,7 @@ from ctypes_functions import OTHER, STREAM, Int, Long, Pointer, Streams, build, 
 
 import streamshim
 from streamshim import HostSyncError, capture
+from streamshim.binders import cuda_functions
 from streamshim.binders.ctypes_ import registry, tables
 from streamshim.binders.ctypes_.environment import patterns_from
 from streamshim.binders.ctypes_.specs import Spec, spec_of
@@ -112,6 +113,13 @@ def waited(library):
     return list((Long * 8).in_dll(library, "waited"))[:count]
 
 
+def test_what_waits_in_cuda_python_waits_through_ctypes():
+    for table in (cuda_functions.WAITING, cuda_functions.ALLOCATING):
+        for names in table.values():
+            assert [name for name in names if name not in tables.WAITING] == []
+    assert {tables.WAITING[name].name for name in cuda_functions.ALLOCATING["cuda.bindings.runtime"]} == {"MEMORY"}
+
+
 def test_cudas_own_functions(cudart, streams):
     streams.capture(STREAM)
     window("thread_local")
@@ -147,3 +155,10 @@ def test_the_table_has_the_place_of_each_stream():
     assert tables.SPECS["cuStreamQuery_ptsz"] == Spec(0, waits=Kind.STREAM)
     assert tables.SPECS["cudaDeviceSynchronize"] == Spec(None, waits=Kind.DEVICE)
     assert not set(tables.WAITING) & {*tables.PLACES, *tables.CONFIGURED}
+
+
+def test_where_torch_has_no_streams_a_wait_passes(cudart, monkeypatch):
+    monkeypatch.setattr("streamshim.runtime.found", lambda: None)
+    monkeypatch.setattr("streamshim.gate.current_device", lambda: pytest.fail("asked"))
+    cudart.cudaStreamSynchronize(OTHER)
+    assert waited(cudart) == [OTHER]

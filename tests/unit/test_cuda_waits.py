@@ -73,7 +73,7 @@ def test_the_mode_of_a_capture_is_where_the_table_says(module):
 def test_a_call_that_would_break_the_capture_is_refused(module, name, mode, monkeypatch, in_capture):
     recorder = Recorder(monkeypatch, importlib.import_module(module), name)
     install(mode)
-    capture.begun("a test", CURRENT, 0, "global")
+    capture.begun(CURRENT, 0, "global")
     with pytest.raises(HostSyncError, match=rf"{module}\.{name}, at .*cuda_recorders\.py"):
         recorder(CURRENT)
     assert recorder.calls == []
@@ -91,7 +91,7 @@ def test_outside_a_capture_it_passes(module, name, monkeypatch):
 def test_a_stream_that_does_not_capture_may_be_waited_for_in_relaxed_mode(module, monkeypatch, in_capture):
     recorder = Recorder(monkeypatch, importlib.import_module(module), WAITS[module])
     install()
-    capture.begun("a test", CURRENT, 0, "relaxed")
+    capture.begun(CURRENT, 0, "relaxed")
     assert recorder(STALE) is recorder.result
     for taken_for_the_current_one in (CURRENT, 0, None):
         with pytest.raises(HostSyncError):
@@ -158,11 +158,11 @@ def test_what_is_no_stream_is_the_originals_to_refuse(monkeypatch, in_capture):
 def test_an_allocation_is_refused_where_cuda_would(module, name, monkeypatch, in_capture):
     recorder = Recorder(monkeypatch, importlib.import_module(module), name)
     install()
-    capture.begun("a test", CURRENT, 0, "thread_local")
+    capture.begun(CURRENT, 0, "thread_local")
     with pytest.raises(HostSyncError, match="Allocate before the capture"):
         recorder(64)
     capture.forget_windows()
-    capture.begun("a test", CURRENT, 0, "relaxed")
+    capture.begun(CURRENT, 0, "relaxed")
     assert recorder(64) is recorder.result
 
 
@@ -240,3 +240,24 @@ def test_a_lost_capture_is_explained_in_the_log(captures, caplog):
 
 def test_the_end_of_a_capture_that_nobody_saw_begin_passes(captures):
     assert captures.end(STALE) == (0, "graph")
+
+
+# Without torch's CUDA
+
+
+@pytest.mark.parametrize(("module", "name"), [*having(WAITING), *having(ALLOCATING), *having(BEGINS)], ids=short)
+def test_where_torch_has_no_streams_nothing_is_asked(module, name, monkeypatch):
+    recorder = Recorder(monkeypatch, importlib.import_module(module), name)
+    recorder.result = (0,)
+    install()
+    monkeypatch.setattr("streamshim.runtime.found", lambda: None)
+    monkeypatch.setattr("streamshim.gate.current_device", lambda: pytest.fail("asked"))
+    assert recorder(0, 1, 2, 3, 4, 0) is recorder.result
+    assert recorder.calls == [((0, 1, 2, 3, 4, 0), {})]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_end_of_a_capture_on_no_stream_is_the_originals_to_refuse(module, monkeypatch):
+    recorder = Recorder(monkeypatch, importlib.import_module(module), ENDS[module])
+    install()
+    assert recorder(None) is recorder.result

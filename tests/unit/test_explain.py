@@ -160,6 +160,8 @@ def test_streamshims_other_reports():
         ("RuntimeError: CUDA graph capturing detected at an inappropriate time.", "vllm-late-capture"),
         ("AssertionError: Input addresses for cudagraphs are different during replay.", "vllm-addresses"),
         ("RuntimeError: Engine core initialization failed. See root cause above.", "vllm-core"),
+        ("streamshim: guard of torch waits is off: torch.cuda.Event.query is a property", "guard"),
+        ("streamshim.errors.BinderError: Calls that captures are guarded by could not be patched, so", "guard"),
         ("streamshim.errors.NoCudaError: torch 2.13 was built without CUDA", "no-cuda"),
         ("streamshim.errors.CompiledInCaptureError: ...", "compiled-in-capture"),
     ],

@@ -40,7 +40,7 @@ streamshim.install("strict")
 site = Site("model.py", 7, "decode")
 window = Window(5, 0x1000, 0, site, "MainThread", "thread_local")
 capture._windows[5] = window
-capture._captured_by[1] = 5
+capture._captured_on[0x1000] = 5
 for guard in capture.guards:
     guard.opened(window)
 ledger.add(ledger.Event("refused sync", ".item()", site, 0, 0, 5))
@@ -53,7 +53,7 @@ def test_captures_of_the_parent_are_not_open_in_the_child(run_python):
     pytest.importorskip("torch")
     code = """
 def child():
-    assert not capture.any_open() and not capture._captured_by
+    assert not capture.any_open() and not capture._captured_on
     assert not torch_calls._open and not hasattr(torch.Tensor.item, "__wrapped__")
     assert not sync_mode._armed_for
     assert streamshim.status().captures == [] and streamshim.status().events == {}
@@ -78,6 +78,8 @@ def hold():
     held.set()
     threading.Event().wait()
 streamshim.status()  # loads the binders
+from streamshim.binders.ctypes_ import shortcuts
+assert shortcuts._lock in fork._locks
 threading.Thread(target=hold, daemon=True).start()
 held.wait()
 assert len(fork._locks) >= 5

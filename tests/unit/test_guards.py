@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -61,6 +62,24 @@ class TestSyncMode:
         guard.closing(window())
         assert switch.mode == 1
 
+    def test_what_the_user_sets_meanwhile_stays(self, switch):
+        guard = sync_mode.SyncMode()
+        guard.opened(window())
+        switch.mode = 0
+        guard.closing(window())
+        assert switch.mode == 0
+
+    def test_python_does_not_forget_which_warnings_it_has_shown(self, switch):
+        guard = sync_mode.SyncMode()
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("default")
+            for _ in range(3):
+                guard.opened(window())
+                guard.closing(window())
+                warnings.warn("once a line", UserWarning, stacklevel=1)
+            warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=1)
+        assert [str(warning.message) for warning in shown] == ["once a line"]
+
 
 class TestLostCaptures:
     @pytest.mark.parametrize(
@@ -78,6 +97,31 @@ class TestLostCaptures:
     )
     def test_the_code_is_found_in_the_words_of_torch_and_others(self, text, number):
         assert codes.code_of(RuntimeError(text)).number == number
+
+    def test_what_an_error_holds_is_not_formatted(self):
+        """A tensor among it would be waited for, inside the capture."""
+
+        class Tensor:
+            def __repr__(self):
+                raise AssertionError("formatted")
+
+        words = "operation not permitted when stream is capturing"
+        assert codes.code_of(RuntimeError(words, Tensor())).number == 900
+        assert codes.code_of(ValueError([Tensor()])) is None
+
+    def test_an_error_that_cannot_be_formatted_is_named_all_the_same(self):
+        class BrokenError(Exception):
+            def __str__(self):
+                raise KeyError("no text")
+
+        try:
+            try:
+                raise BrokenError
+            finally:
+                raise RuntimeError("operation failed due to a previous error during capture")
+        except RuntimeError as error:
+            explained = lost.explained(window(), error)
+        assert "BrokenError" in explained.report.culprits[0]
 
     def test_the_table_has_every_code_once(self):
         assert [code.number for code in codes.CODES] == list(range(900, 909))
@@ -251,6 +295,21 @@ class TestRefusals:
         assert "while capturing: capture 7 on stream 0x7f0010" in note
         assert "the capture is still valid" in note
         assert "Copy into a pinned tensor" in note
+
+    def test_an_error_that_holds_a_tensor_is_not_formatted(self, cuda, caplog):
+        cuda.current, cuda.captures[STREAM] = STREAM, CaptureState(7)
+
+        class Tensor:
+            def __repr__(self):
+                raise RuntimeError("a wait, which would lose the capture")
+
+        def fail():
+            raise RuntimeError("bad value", Tensor())
+
+        with pytest.raises(RuntimeError) as error:
+            self.capture(fail)
+        assert error.value.args[0] == "bad value"
+        assert caplog.records == []
 
     def test_another_error_gets_none(self, cuda):
         cuda.current, cuda.captures[STREAM] = STREAM, CaptureState(7)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -15,11 +15,17 @@ from streamshim.guards.libraries import CALLS
 from streamshim.runtime import CaptureState
 
 STREAM, SIDE = 0x7F0010, 0x7F0020
+#: cuda:0, cuda:1 and cpu, as Warp has them.
+WARP_DEVICES = [
+    SimpleNamespace(is_cuda=ordinal >= 0, ordinal=ordinal, stream=SimpleNamespace(cuda_stream=SIDE))
+    for ordinal in (0, 1, -1)
+]
 
 
 def stand_in(name):
     """A module with all that the table names; each call returns its own name."""
     module = ModuleType(name)
+    module.runtime = SimpleNamespace(get_device=lambda device: device if device in WARP_DEVICES else WARP_DEVICES[0])
     for call in CALLS[name]:
         function = _named(call.name, name)
         if not call.owner:
@@ -32,7 +38,7 @@ def stand_in(name):
 
 
 def _named(name, module):
-    def function(*args):
+    def function(*args, **kwargs):
         return name
 
     function.__module__ = module
@@ -94,6 +100,51 @@ def test_in_a_relaxed_capture_what_waits_for_something_else_passes(modules, cuda
             owner().synchronize()
 
 
+def test_warp_waits_for_the_device_that_it_is_told(modules, cuda):
+    streamshim.install()
+    cuda.current = SIDE  # on every device
+    warp = modules["warp._src.context"]
+    other, host = WARP_DEVICES[1:]
+    assert warp.synchronize_device(other) == "synchronize_device"
+    assert warp.synchronize_device(host) == "synchronize_device"
+    assert warp.synchronize_stream(host) == "synchronize_stream"
+    with pytest.raises(HostSyncError):
+        warp.synchronize_device()
+
+
+def test_warp_waits_for_the_stream_of_a_device(modules, capturing, monkeypatch):
+    capturing("relaxed")
+    streamshim.install()
+    warp = modules["warp._src.context"]
+    assert warp.synchronize_stream(WARP_DEVICES[0]) == "synchronize_stream"
+    monkeypatch.setattr(WARP_DEVICES[0].stream, "cuda_stream", STREAM)
+    for argument in ((), (WARP_DEVICES[0],), (SimpleNamespace(cuda_stream=STREAM),)):
+        with pytest.raises(HostSyncError):
+            warp.synchronize_stream(*argument)
+
+
+def test_cupy_waits_only_for_a_copy_that_blocks(modules, capturing):
+    streamshim.install()
+    array = modules["cupy"].ndarray()
+    assert array.get(blocking=False) == "get"
+    assert array.get(None, "C", None, False) == "get"
+    capturing("relaxed")
+    modules["cupy.cuda.stream"]._BaseStream.ptr = STREAM
+    assert array.get(stream=SimpleNamespace(ptr=SIDE)) == "get"
+    with pytest.raises(HostSyncError, match="of a CuPy array"):
+        array.get()
+
+
+def test_the_line_is_the_users_where_the_library_waits_for_them(modules):
+    """``numba.cuda.synchronize()`` is a function of ``numba.cuda.api`` that calls the context's method."""
+    streamshim.install()
+    api = {"__name__": "numba.cuda.api", "context": modules["numba.cuda.cudadrv.driver"].Context()}
+    exec(compile("def synchronize():\n    return context.synchronize()", "<api.py>", "exec"), api)
+    with pytest.raises(HostSyncError) as error:
+        api["synchronize"]()
+    assert error.value.report.site.file.endswith("test_libraries.py")
+
+
 def test_everything_is_put_back(modules):
     before = {
         name: {c: dict(vars(getattr(m, c.owner) if c.owner else m)) for c in CALLS[name]} for name, m in modules.items()
@@ -126,6 +177,21 @@ def test_what_a_version_does_not_have_is_left_out(monkeypatch, cuda):
     assert not hasattr(module.Event, "done")
 
 
+def test_a_version_of_another_shape_is_told_in_strict_mode(monkeypatch, cuda):
+    module = stand_in("cupy.cuda.stream")
+    module.Event.done = lambda self: True
+    monkeypatch.setitem(sys.modules, "cupy.cuda.stream", module)
+    with pytest.raises(streamshim.BinderError) as error:
+        streamshim.install("strict")
+    text = str(error.value)
+    assert text.startswith("Calls that captures are guarded by could not be patched")
+    assert "cupy.cuda.stream.Event.done is no property" in text
+    assert "launches" not in text
+    assert "skip=" not in text
+    streamshim.install("bind")
+    assert module.Event().done() is True
+
+
 def test_a_module_that_only_names_another_ones_functions_is_left_alone(monkeypatch, cuda):
     """``warp.context`` of newer versions holds what ``warp._src.context`` defines."""
     home = stand_in("warp._src.context")
@@ -136,7 +202,6 @@ def test_a_module_that_only_names_another_ones_functions_is_left_alone(monkeypat
 
 def test_numba_of_old_keeps_its_handles_in_ctypes_objects():
     import ctypes
-    from types import SimpleNamespace
 
     assert libraries._numba_stream(SimpleNamespace(handle=ctypes.c_void_p(STREAM))) == STREAM
     assert libraries._numba_stream(SimpleNamespace(handle=ctypes.c_void_p(0))) == 0

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+from types import ModuleType
 
 import pytest
 
 import streamshim
-from streamshim import capture, gate, ledger
+from streamshim import capture, gate, ledger, runtime
 from streamshim.callsite import Site
-from streamshim.errors import HostSyncError, SyncReport
+from streamshim.errors import HostSyncError, NoCudaError, SyncReport
 from streamshim.guards import syncs
-from streamshim.guards.sync_table import EVENT_METHODS, METHODS, STREAM_METHODS, SYNCHRONIZE, WAIT, Kind, Operation
+from streamshim.guards.sync_table import (
+    EVENT_METHODS,
+    METHODS,
+    STREAM_METHODS,
+    SYNCHRONIZE,
+    WAIT,
+    WARM_UP,
+    Kind,
+    Operation,
+)
 from streamshim.runtime import CaptureState
 from streamshim.settings import Mode
 
@@ -183,6 +194,14 @@ def test_another_thread_is_told_whose_capture_it_is(capturing, operation, mode, 
     assert remedy in text
 
 
+def test_another_thread_that_tunes_is_told_to_warm_up(capturing):
+    """It cannot choose what the tuner waits for."""
+    capturing("thread_local", by_other=True)
+    with pytest.raises(HostSyncError) as error:
+        syncs.check(Operation("autotuning", WARM_UP, Kind.DEVICE))
+    assert error.value.report.remedy == WARM_UP
+
+
 def test_a_region_lets_it_through_and_is_counted(capturing):
     capturing()
     with streamshim.allow("sync", reason="a test"):
@@ -261,3 +280,21 @@ What to do:
   * Wait.
   * If it is known to be harmless: with streamshim.allow('sync', reason='...')."""
     )
+
+
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_where_torch_has_no_streams_other_libraries_may_wait(monkeypatch, has_torch):
+    def no_cuda():
+        raise NoCudaError("torch was built without CUDA")
+
+    def imported():
+        raise AssertionError("torch was looked for")
+
+    monkeypatch.setattr(runtime._holder, "_runtime", None)
+    monkeypatch.setattr(runtime, "get", no_cuda if has_torch else imported)
+    if not has_torch:
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+    elif "torch" not in sys.modules:
+        monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    gate.set_mode(Mode.BIND)
+    assert [row for row, (operation, target, *_) in ROWS.items() if refused(operation, target)] == []

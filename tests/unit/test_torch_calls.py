@@ -22,11 +22,20 @@ class FakeTensor:
     is_cuda, dtype, ndim, shape = True, torch.bool, 1, (4,)
     device = SimpleNamespace(index=0)
 
+    def __init__(self, numel=4, floating=False):
+        self._numel, self._floating = numel, floating
+
     def item(self):
         return 5
 
     def numel(self):
-        return 4
+        return self._numel
+
+    def is_floating_point(self):
+        return self._floating
+
+    def is_complex(self):
+        return False
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +69,15 @@ class TestWaitingCalls:
         with pytest.raises(HostSyncError, match=r"torch\.cuda\.synchronize"):
             torch_calls.waiting_for_the_device(lambda: "waited")()
 
+    def test_a_device_that_is_named(self, capturing, cuda):
+        """``torch.accelerator.synchronize(device)`` waits for that, whichever is the current one."""
+        capturing("relaxed", by_other=True)
+        synchronize = torch_calls.waiting_for_the_device(lambda index: "waited")
+        assert synchronize(1) == "waited"
+        cuda.device = 1
+        with pytest.raises(HostSyncError):
+            synchronize(0)
+
     def test_an_event_that_was_never_recorded_waits_for_nothing(self, capturing):
         capturing()
         assert event(0) == "waited"
@@ -87,7 +105,34 @@ class TestNamedOperations:
     def test_a_refusal(self, capturing):
         capturing()
         with pytest.raises(HostSyncError, match=r"\.item\(\) on a CUDA tensor"):
-            torch_calls.wanting_a_value(METHODS["item"])(FakeTensor.item)(FakeTensor())
+            torch_calls.wanting_a_value(METHODS["item"])(FakeTensor.item)(FakeTensor(1))
+
+    def test_what_torch_complains_of_without_waiting_is_its_own_to_refuse(self, capturing):
+        """Code asks whether a value can be an index or a number, and catches what torch raises."""
+        capturing()
+        index = torch_calls.wanting_a_value(METHODS["__index__"])(lambda self: torch.ones(2).__index__())
+        with pytest.raises(TypeError, match="only integer tensors of a single element"):
+            index(FakeTensor(2))
+        number = torch_calls.wanting_a_value(METHODS["__float__"])(lambda self: float(torch.ones(2)))
+        with pytest.raises(ValueError, match="only one element"):
+            number(FakeTensor(2))
+
+    def test_nothing_is_looked_at_while_compiling(self, capturing, monkeypatch):
+        capturing()
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        tensor = FakeTensor(1)
+        monkeypatch.setattr(FakeTensor, "numel", lambda self: pytest.fail("would become a guard"))
+        assert torch_calls.wanting_a_value(METHODS["item"])(FakeTensor.item)(tensor) == 5
+
+    def test_a_tensor_that_is_passed_by_name(self, capturing):
+        capturing("relaxed")
+        nonzero = torch_calls.wanting_a_value(FUNCTIONS["nonzero"])(lambda *, input: "waited")
+        with pytest.raises(HostSyncError, match="nonzero: its result's size"):
+            nonzero(input=FakeTensor())
+        equal = torch_calls.wanting_a_value(FUNCTIONS["equal"])(lambda *, input, other: "waited")
+        with pytest.raises(HostSyncError):
+            equal(input=FakeTensor(), other=FakeTensor())
+        assert equal(input=FakeTensor(), other=torch.ones(3)) == "waited"
 
     def test_a_tensor_on_the_host_is_left_alone(self, capturing, cuda):
         capturing()
@@ -165,6 +210,29 @@ class TestNamedOperations:
             guard.closing(window())
         assert hits == [torch.Tensor.to, torch.Tensor.__getitem__, torch.Tensor.copy_]
 
+    def test_a_mode_is_told_only_of_what_the_user_calls(self, cuda, capturing):
+        from torch.overrides import TorchFunctionMode
+
+        class Seen(TorchFunctionMode):
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                calls.append(func)
+                return func(*args, **(kwargs or {}))
+
+        calls, value = [], torch.ones(3)
+        bare = [torch.Tensor.item, torch.Tensor.__getitem__, torch.Tensor.nonzero, torch.equal]
+        capturing("thread_local")
+        guard = torch_calls.HostSyncs()
+        guard.opened(window())
+        try:
+            with Seen():
+                assert value.sum().item() == 3.0
+                value[value > 0]
+                value.nonzero()
+                assert torch.equal(value, value)
+        finally:
+            guard.closing(window())
+        assert [func for func in calls if func not in (torch.Tensor.sum, torch.Tensor.gt, torch.Tensor.__gt__)] == bare
+
     def test_what_makes_tensors_is_not_replaced_since_torch_keeps_tables_of_it(self):
         from torch.utils._device import _device_constructors
 
@@ -206,6 +274,14 @@ class TestArguments:
             ("repeat_interleave", (FakeTensor(), 2), {}, False),
             ("equal", (FakeTensor(), FakeTensor()), {}, True),
             ("equal", (FakeTensor(), torch.ones(3)), {}, False),
+            ("item", (FakeTensor(1),), {}, True),
+            ("item", (FakeTensor(),), {}, False),
+            ("__index__", (FakeTensor(1),), {}, True),
+            ("__index__", (FakeTensor(1, floating=True),), {}, False),
+            ("__index__", (FakeTensor(2),), {}, False),
+            ("__repr__", (FakeTensor(),), {}, True),
+            ("__repr__", (FakeTensor(0),), {}, False),
+            ("tolist", (FakeTensor(0),), {}, False),
         ],
     )
     def test_it(self, name, args, kwargs, waits):

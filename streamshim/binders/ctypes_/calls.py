@@ -33,7 +33,7 @@ def path_of(spec: Spec, label: str) -> Path:
         label: the function for messages, for instance "libscale.so: scale_on".
     """
     if spec.waits is not None:
-        return waiting(spec, label)
+        return _waiting(spec, label)
     if spec.stream is None:
         return _without_stream(spec, label)
     plain = spec.device == "current" and spec.tensors is None and spec.field < 0
@@ -176,6 +176,25 @@ def _without_stream(spec: Spec, label: str) -> Path:
             return original(function, *args, **kwargs)
         finally:
             order(0, current, device)
+
+    return path
+
+
+def _waiting(spec: Spec, label: str) -> Path:
+    """For functions that let the host wait."""
+    wait = waiting(spec, label)
+    if spec.device == "current" and spec.tensors is None:
+        return wait
+
+    def path(original: Callable[..., Any], call: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        function, args = call[0], call[1:]
+        given = (*args, *kwargs.values())
+        if spec.tensors is not None:
+            args, kwargs = _with_addresses(label, function.argtypes, args, kwargs)
+        if spec.device == "current":
+            return wait(original, (function, *args), kwargs)
+        with runtime.on_device(devices.device_of(spec.device, given, label)):
+            return wait(original, (function, *args), kwargs)
 
     return path
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import functools
 import linecache
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ... import gate, runtime
+from ... import fork, gate, runtime
 from ...streams import LAST_DEFAULT
 from .calls import Path, quick_place
 
@@ -53,7 +52,8 @@ def make(above, call, types, launch, argument, question, gate, ABSENT, LAST_DEFA
     return __call__, off
 """
 
-_lock = threading.Lock()
+#: Re-entrant, since a finaliser may run inside and call a bound function.
+_lock = fork.Lock()
 
 
 class Shortcuts:

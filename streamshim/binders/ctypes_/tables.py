@@ -73,14 +73,20 @@ CONFIGURED: dict[str, int] = {"cuLaunchKernelEx": 4, "cudaLaunchKernelExC": 3}
 
 #: Functions that let the host wait, or that may -> what for. A stream is the first argument.
 WAITING: dict[str, Kind] = {
-    **dict.fromkeys(("cuCtxSynchronize", "cudaDeviceSynchronize"), Kind.DEVICE),
+    **dict.fromkeys(("cuCtxSynchronize", "cuCtxSynchronize_v2", "cudaDeviceSynchronize"), Kind.DEVICE),
+    "cudaExecutionCtxSynchronize": Kind.DEVICE,
     **dict.fromkeys(("cuStreamSynchronize", "cuStreamQuery"), Kind.STREAM),
     **dict.fromkeys(("cudaStreamSynchronize", "cudaStreamQuery"), Kind.STREAM),
     **dict.fromkeys(("cuEventSynchronize", "cuEventQuery"), Kind.EVENT),
     **dict.fromkeys(("cudaEventSynchronize", "cudaEventQuery"), Kind.EVENT),
     **dict.fromkeys(("cuMemAlloc", "cuMemAlloc_v2", "cuMemAllocManaged", "cuMemHostAlloc"), Kind.MEMORY),
     **dict.fromkeys(("cuMemAllocHost", "cuMemAllocHost_v2", "cuMemFree", "cuMemFree_v2", "cuMemFreeHost"), Kind.MEMORY),
+    **dict.fromkeys(
+        ("cuMemAllocPitch", "cuMemAllocPitch_v2", "cuMemHostRegister", "cuMemHostRegister_v2"), Kind.MEMORY
+    ),
+    "cuMemHostUnregister": Kind.MEMORY,
     **dict.fromkeys(("cudaMalloc", "cudaMallocManaged", "cudaMallocHost", "cudaHostAlloc"), Kind.MEMORY),
+    **dict.fromkeys(("cudaMallocPitch", "cudaMalloc3D", "cudaHostRegister", "cudaHostUnregister"), Kind.MEMORY),
     **dict.fromkeys(("cudaFree", "cudaFreeHost"), Kind.MEMORY),
 }
 

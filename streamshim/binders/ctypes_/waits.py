@@ -34,6 +34,8 @@ def waiting(spec: Spec, label: str) -> Callable[[Callable[..., Any], tuple[Any, 
         if operation.kind is not Kind.STREAM or len(call) != 2 or kwargs:
             syncs.check(operation)
             return original(*call, **kwargs)
+        if runtime.found() is None:
+            return original(*call)
         function, value = call
         handle = given_handle(value, f"{label}, argument 0")
         current = gate.current_handle(gate.current_device())
