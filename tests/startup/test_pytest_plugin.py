@@ -77,7 +77,7 @@ def test_without_a_mode_it_does_nothing_and_imports_nothing(run_pytest):
         "    names = [n for n in sys.modules if n.startswith('streamshim')]\n"
         "    assert set(names) == {'streamshim', 'streamshim._version', 'streamshim.boot', 'streamshim.plugins',\n"
         "        'streamshim.plugins.pytest_plugin'}\n"
-        "    assert not {'torch', 'wrapt'} & sys.modules.keys()\n"
+        "    assert 'torch' not in sys.modules\n"
     )
     assert ": mode " not in run_pytest({"test_it.py": test})
 

@@ -24,11 +24,9 @@ def calls():
 
 
 @pytest.fixture(autouse=True)
-def no_waiter_left():
+def nothing_waits_any_more():
     yield
     imports._half_imported.clear()
-    if imports._waiter in sys.meta_path:
-        sys.meta_path.remove(imports._waiter)
 
 
 def test_a_hook_registered_before_the_import_runs_before_the_import_returns(write_module, calls):
@@ -104,50 +102,54 @@ def test_a_circular_import_is_waited_for(write_module, calls, monkeypatch, new_n
     assert calls == [(a, True)]
 
 
-def test_the_waiter_is_gone_when_nothing_waits(write_module, calls, monkeypatch):
-    middle = write_module("from streamshim import imports\nimports.hook_of_test()\n")
-    name = write_module("complete = False\nimport {0}\ncomplete = True\n", middle)
-    monkeypatch.setattr(imports, "hook_of_test", lambda: imports.when_imported(name, calls.hook), raising=False)
-    before = [finder for finder in sys.meta_path if finder is not imports._waiter]
-    importlib.import_module(name)
-    imports.settle()
-    assert [finder for finder in sys.meta_path if finder not in before] == []
-
-
-def test_the_waiter_that_leaves_hides_no_other_finder(run_python, tmp_path):
-    """The import system walks through the list of finders; whoever shortens it meanwhile makes it skip one."""
-    (tmp_path / "half.py").write_text(
-        "from streamshim import imports\nimports.when_imported('half', lambda module: seen.append('half'))\nseen = []\n"
-    )
-    (tmp_path / "hooked.py").write_text("")
+def test_other_finders_are_asked_and_their_loaders_are_the_modules_own(run_python, tmp_path):
+    """The finder of another tool, in front of ours or behind it; builtin modules, whose loader is a class, too."""
+    (tmp_path / "hooked.py").write_text("own = (__loader__.made_by, __spec__.loader is __loader__)\n")
     code = """
-import sys
+import importlib.machinery, importlib.util, inspect, sys
 from streamshim import imports
-imports.when_imported("hooked", lambda module: half.seen.append("hooked"))
-import half
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "hooked":
+            spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+            spec.loader.made_by = "another tool"
+            return spec
+
+seen = []
+builtin = next(n for n in sys.builtin_module_names if n not in sys.modules)
+for name in ("hooked", builtin):
+    imports.when_imported(name, lambda module: seen.append(module.__name__))
+sys.meta_path.insert(PLACE, Finder())
+assert importlib.util.find_spec("hooked").origin == importlib.util.find_spec("hooked").loader.path
+assert seen == []  # whoever only looks for a module does not import it
 import hooked
-imports.settle()
-print(half.seen)
+__import__(builtin)
+print(hooked.own, "own = " in inspect.getsource(hooked), seen == ["hooked", builtin])
 """
-    assert run_python(code) == "['half', 'hooked']\n"
+    assert run_python(code.replace("PLACE", "1")) == "('another tool', True) True True\n"
+    assert run_python(code.replace("PLACE", "0")).endswith("True False\n")  # who is first may hide a module from us
 
 
-def test_builtin_modules_can_be_imported_when_the_waiter_leaves(run_python, tmp_path):
-    """The finder after ours may be the one of built-in modules."""
-    (tmp_path / "half.py").write_text(
-        "from streamshim import imports\nimports.when_imported('half', lambda module: None)\n"
-    )
-    code = """
-import sys
-from streamshim import imports
-import half
-name = next(n for n in sys.builtin_module_names if n not in sys.modules)
-# Python's own finders are classes; others may stand between ours and them, and would hide the fault.
-sys.meta_path[:] = [f for f in sys.meta_path if isinstance(f, type) or f is getattr(imports, "_waiter", None)]
-__import__(name)
-print(name in sys.modules)
-"""
-    assert run_python(code) == "True\n"
+def test_hooks_of_wrapt_work_beside_ours(run_python, tmp_path):
+    """Tracing tools use them. Each hook runs once, whoever came first."""
+    pytest.importorskip("wrapt")
+    (tmp_path / "hooked.py").write_text("")
+    ours = "imports.when_imported('hooked', lambda module: seen.append('ours'))"
+    theirs = "wrapt.register_post_import_hook(lambda module: seen.append('theirs'), 'hooked')"
+    for first, second in ((ours, theirs), (theirs, ours)):
+        code = f"import wrapt\nfrom streamshim import imports\nseen = []\n{first}\n{second}\nimport hooked\n"
+        assert run_python(f"{code}print(sorted(seen))") == "['ours', 'theirs']\n"
+
+
+def test_an_import_that_fails_can_be_tried_again(write_module, calls, monkeypatch):
+    name = write_module("import streamshim_unit_later\ncomplete = True")
+    imports.when_imported(name, calls.hook)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(name)
+    monkeypatch.setitem(sys.modules, "streamshim_unit_later", sys)
+    importlib.import_module(name)
+    assert calls == [(name, True)]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
