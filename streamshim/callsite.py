@@ -5,7 +5,6 @@ from __future__ import annotations
 import linecache
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 #: Frames of these top-level packages are machinery between the user's line and the launch, never the culprit.
@@ -87,6 +86,8 @@ def _site(frame: FrameType) -> Site:
 
 
 def _short(file: str) -> str:
+    from pathlib import Path  # here, since `install` needs no line
+
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except (ValueError, OSError):

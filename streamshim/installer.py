@@ -8,14 +8,17 @@ import logging
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from . import allowance, binders, capture, fork, gate, imports, ledger, runtime
 from ._version import __version__
 from .errors import AlreadyInstalledError, BinderError
 from .guards import forks, libraries, lost, refusals, sync_mode, torch_calls
 from .patching import Patch, PatchSet
-from .report import BinderStatus, Status
 from .settings import BINDERS, Mode, Settings
+
+if TYPE_CHECKING:
+    from .report import BinderStatus, Status
 
 logger = logging.getLogger("streamshim")
 
@@ -38,6 +41,7 @@ class _State:
         self.by = by
         self.sets: dict[str, list[PatchSet]] = {}
         self.problems: dict[str, str] = {}
+        self.applied: set[str] = set()
 
     def apply(self, binder: str, make: Callable[[], list[Patch]]) -> None:
         """Apply a set of patches, unless this binder is off already. A problem takes the whole binder off."""
@@ -163,7 +167,6 @@ def _install(settings: Settings, by: str = "") -> Installation:
     _asked = settings
     if not settings.active:
         return Installation(settings, None)
-    modules = _modules(settings)
     _active = state = _State(settings, by)
     _shadowed.clear()
     ledger.clear()
@@ -177,7 +180,7 @@ def _install(settings: Settings, by: str = "") -> Installation:
     imports.when_imported(_TORCH_CUDA, _bind_waits)
     for module in libraries.CALLS:
         imports.when_imported(module, _bind_library)
-    for module in modules:
+    for module in _modules(settings):
         imports.when_imported(module, _bind)
     if state.problems and (settings.mode is Mode.STRICT or settings.only is not None):
         uninstall()
@@ -198,7 +201,7 @@ def uninstall() -> None:
         state, _active = _active, None
         for name in list(state.sets):
             state.undo(name)
-        for name in _wanted(state.settings):
+        for name in state.applied:
             binders.load(name).removed()
         libraries.removed()
         gate.set_mode(Mode.OFF)
@@ -214,6 +217,8 @@ def uninstall() -> None:
 
 def status() -> Status:
     """What is bound, in which version, and what is off and why. Prints well; has ``to_dict()``."""
+    from .report import Status
+
     with _lock:
         imports.settle()
         settings = _active.settings if _active is not None else _asked or Settings.read()
@@ -258,19 +263,23 @@ def _wanted(settings: Settings) -> list[str]:
 
 
 def _modules(settings: Settings) -> list[str]:
-    """The modules that the wanted binders wait for, each once; loads the binders."""
-    return list(dict.fromkeys(module for name in _wanted(settings) for module in binders.load(name).modules))
+    """The modules that the wanted binders wait for, each once."""
+    return list(dict.fromkeys(module for name in _wanted(settings) for module in binders.MODULES[name]))
 
 
 def _bind(module: ModuleType) -> None:
     with _lock:
         state = _active
         for name in _wanted(state.settings) if state is not None else ():
-            binder = binders.load(name)
-            if state is not None and module.__name__ in binder.modules:
-                state.apply(name, functools.partial(binder.patches, module))
+            if state is not None and module.__name__ in binders.MODULES[name]:
+                state.apply(name, functools.partial(_patches, name, module))
                 if name not in state.problems:
-                    binder.applied(module)
+                    state.applied.add(name)
+                    binders.load(name).applied(module)
+
+
+def _patches(name: str, module: ModuleType) -> list[Patch]:
+    return binders.load(name).patches(module)
 
 
 def _bind_torch(module: ModuleType) -> None:
@@ -359,6 +368,8 @@ def _why_not(settings: Settings) -> str:
 
 
 def _binder_status(name: str, settings: Settings) -> BinderStatus:
+    from .report import BinderStatus
+
     binder = binders.load(name)
     versions = {package: binders.version_of(package) for package in binder.packages}
     tested = dict(binder.packages)

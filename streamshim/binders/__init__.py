@@ -7,14 +7,21 @@ ecosystem only from inside functions that run after the user has imported it.
 from __future__ import annotations
 
 import importlib
-import platform
 from collections.abc import Mapping
-from importlib import metadata
 from types import ModuleType
 from typing import Protocol
 
 from ..patching import Patch
 from ..settings import BINDERS
+
+#: The modules after whose import a binder is asked for its `patches`. The binder itself is loaded only then.
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "cute": ("cutlass.cutlass_dsl", "cutlass.cutlass_dsl.tvm_ffi_provider"),
+    "tvm_ffi": ("tvm_ffi",),
+    "cuda_bindings": ("cuda.bindings.driver", "cuda.bindings.runtime"),
+    "cuda_core": ("cuda.core._launcher",),
+    "ctypes": ("ctypes",),
+}
 
 
 class Binder(Protocol):
@@ -23,18 +30,16 @@ class Binder(Protocol):
     Attributes:
         name: the name used in ``only=`` and ``skip=``.
         packages: the distributions it works on, each with the range of versions it was tested with, as text.
-        modules: the modules after whose import `patches` is asked.
     """
 
     name: str
     packages: Mapping[str, str]
-    modules: tuple[str, ...]
 
     def patches(self, module: ModuleType) -> list[Patch]:
-        """The patches for one of `modules`, which has just been imported; probed and applied by the installer."""
+        """The patches for one of its `MODULES`, which has just been imported; probed and applied by the installer."""
 
     def applied(self, module: ModuleType) -> None:
-        """Called once the patches for one of `modules` are in place; what goes wrong here is logged."""
+        """Called once the patches for one of its `MODULES` are in place; what goes wrong here is logged."""
 
     def removed(self) -> None:
         """Called at `uninstall`, after the patches have been undone: put back what was changed besides them."""
@@ -51,6 +56,10 @@ def load(name: str) -> Binder:
 
 def version_of(package: str) -> str | None:
     """The installed version of a distribution, or None; that of the interpreter for "python"."""
+    # Here, since `install` needs neither, and they take longer to import than it does.
+    import platform
+    from importlib import metadata
+
     if package == "python":
         return platform.python_version()
     try:

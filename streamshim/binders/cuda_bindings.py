@@ -39,7 +39,6 @@ class CudaBindingsBinder:
 
     name = "cuda_bindings"
     packages: Mapping[str, str] = MappingProxyType({"cuda-bindings": ">=12.8,<13.5"})
-    modules = tuple(TABLES)
 
     def __init__(self) -> None:
         self._holders = Holders()

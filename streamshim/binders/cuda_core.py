@@ -34,7 +34,6 @@ class CudaCoreBinder:
 
     name = "cuda_core"
     packages: Mapping[str, str] = MappingProxyType({"cuda-core": ">=0.5,<1.3"})
-    modules = ("cuda.core._launcher",)
 
     def __init__(self) -> None:
         self._holders = Holders()

@@ -35,7 +35,6 @@ class TvmFfiBinder:
 
     name = "tvm_ffi"
     packages: Mapping[str, str] = MappingProxyType({"apache-tvm-ffi": ">=0.1.9,<0.2"})
-    modules = ("tvm_ffi",)
 
     def patches(self, module: ModuleType) -> list[Patch]:
         """The patches on TVM-FFI's stream blocks, and on torch's stream switches as far as this torch has them."""

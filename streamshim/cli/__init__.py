@@ -85,7 +85,7 @@ def doctor_command(as_json: bool, gpu: bool) -> None:
 
 @main.command("explain")
 @click.argument("log", type=click.File("r", errors="replace"), default="-")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of findings instead of text.")
 def explain_command(log: TextIO, as_json: bool) -> None:
     """Read an error log and say what each capture error in it means, what causes it, and what to do.
 

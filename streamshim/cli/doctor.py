@@ -172,7 +172,7 @@ def _of_binders(found: dict[str, Any], strict: bool) -> list[Check]:
         elif binder["state"] == "waiting":
             checks.append(Check(name, "skipped", f"its library is not installed ({', '.join(binder['versions'])})"))
         else:
-            checks.append(Check(name, "ok", f"{listed}; {len(binder['patched'])} functions patched"))
+            checks.append(Check(name, "ok", f"{listed}; functions patched: {len(binder['patched'])}"))
         for package, version in versions.items():
             outside = _within(package, version, binder["tested"][package])
             if outside.state != "ok":

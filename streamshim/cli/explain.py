@@ -13,7 +13,7 @@ import click
 
 from ..callsite import MACHINERY
 from .console import Console
-from .wordings import WORDINGS, Wording
+from .wordings import WORDINGS, Wording, numbers_in
 
 # A frame of a traceback, whatever a log puts before it.
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
@@ -49,8 +49,9 @@ def find(log: Iterable[str]) -> list[Finding]:
     found: dict[str, Finding] = {}
     lines = list(log)
     for number, line in enumerate(lines, 1):
+        numbers = numbers_in(line)
         for wording in WORDINGS:
-            if wording.pattern.search(line):
+            if wording.number in numbers or wording.pattern.search(line):
                 finding = found.get(wording.key)
                 if finding is None:
                     finding = found[wording.key] = Finding(wording, raised_at=_raised_at(lines, number - 1))

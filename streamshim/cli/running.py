@@ -18,8 +18,11 @@ _PACKAGE = Path(__file__).parents[1]
 #: Holds a sitecustomize.py, for environments without the start-up file.
 STARTUP_FOLDER = _PACKAGE / "startup"
 
-# Prints which streamshim a new process starts with, or an empty line.
-_PROBE = "import sys; b = sys.modules.get('streamshim.boot'); print(b.__file__ if b and b.started else '')"
+# Prints which streamshim a new process starts with, or an empty line: its last line, whoever else prints at its end.
+_PROBE = (
+    "import os, sys; b = sys.modules.get('streamshim.boot'); "
+    "print('', b.__file__ if b and b.started else '', sep='\\n', flush=True); os._exit(0)"
+)
 
 
 def run_python(mode: str | None, arguments: Sequence[str]) -> NoReturn:
@@ -69,5 +72,6 @@ def starts(python: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether a new Python with this environment starts streamshim, this very copy of it; asks one."""
     environ = {**environ, boot.VARIABLE: environ.get(boot.VARIABLE) or boot.ON[0]}
     asked = subprocess.run([*python, "-c", _PROBE], env=environ, capture_output=True, text=True, cwd="/")
-    found = asked.stdout.strip()
+    # Other tools' start-up files print, too.
+    found = asked.stdout.splitlines()[-1] if asked.stdout else ""
     return bool(found) and Path(found).resolve().parent == _PACKAGE.resolve()

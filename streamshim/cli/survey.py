@@ -47,7 +47,7 @@ def print_status(mode: str | None, as_json: bool) -> int:
 def import_libraries() -> dict[str, str]:
     """Import the libraries that streamshim knows; returns those that are there and cannot be imported, and why."""
     failed = {}
-    modules = [module for name in BINDERS for module in binders.load(name).modules]
+    modules = [module for name in BINDERS for module in binders.MODULES[name]]
     for module in dict.fromkeys(["torch", *boot.LIBRARIES, *modules]):
         try:
             if importlib.util.find_spec(module) is not None:

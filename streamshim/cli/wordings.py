@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from ..guards.codes import CODES, Code
 
-_IS_ABOUT_CUDA = r"(?=.*(?i:cuda|cute|capture|\bcu[A-Z_]))"
+# Bare numbers mean something only where a line is about CUDA. Two patterns, each found in one pass: logs are long.
+_NUMBER = re.compile(r"\b(?:error|code|status|CUresult)\W{0,10}(?:code)?\W{0,3}(90[0-8])\b", re.IGNORECASE)
+_IS_ABOUT_CUDA = re.compile(r"(?i:cuda|cute|capture)|\bcu[A-Z_]")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Wording:
         cause: what usually causes it.
         remedy: what to do, one step each.
         is_consequence: whether something else in the log is its cause.
+        number: the number of CUDA's error, for those that are one.
     """
 
     key: str
@@ -34,6 +37,13 @@ class Wording:
     cause: str
     remedy: tuple[str, ...]
     is_consequence: bool = False
+    number: int | None = None
+
+
+def numbers_in(line: str) -> set[int]:
+    """The capture errors that a line names by their number alone, as in ``CUDA error: 900``."""
+    found = {int(number) for number in _NUMBER.findall(line)}
+    return found if found and _IS_ABOUT_CUDA.search(line) else set()
 
 
 _CAUSES = {
@@ -54,15 +64,15 @@ _CAUSES = {
 
 def _of_code(code: Code) -> Wording:
     names = rf"{code.symbol}\b|{code.driver_symbol}\b"
-    number = rf"{_IS_ABOUT_CUDA}.*\b(?i:error|code|status|CUresult)\W{{0,10}}(code)?\W{{0,3}}{code.number}\b"
     return Wording(
         key=f"cuda-{code.number}",
-        pattern=re.compile(f"{names}|{re.escape(code.text)}|{number}"),
+        pattern=re.compile(f"{names}|{re.escape(code.text)}"),
         title=f"CUDA error {code.number}, {code.symbol}",
         meaning=code.meaning[0].upper() + code.meaning[1:] + ".",
         cause=_CAUSES[code.number],
         remedy=(code.remedy,),
         is_consequence=code.name == "Invalidated",
+        number=code.number,
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MODES = ("bind", "strict", "check", "off")
 #: What can be allowed; as `allowance.KINDS`, which is not imported for it.
-KINDS = {"launch", "sync"}
+KINDS = ("launch", "sync")
 #: How many different findings of a test are listed.
 SHOWN = 10
 
@@ -84,22 +84,15 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     )
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Refuse a marker that cannot be understood before any test runs."""
-    for marker in item.iter_markers("streamshim"):
-        unknown = sorted(marker.kwargs.keys() - {"mode", "allow", "reason"})
-        mode, allowed = marker.kwargs.get("mode", MODES[0]), marker.kwargs.get("allow", ())
-        if marker.args or unknown:
-            wrong = f"takes mode, allow and reason by name, not {', '.join(map(repr, [*marker.args, *unknown]))}"
-        elif mode not in MODES:
-            wrong = f"has mode={mode!r}; allowed values: {', '.join(map(repr, MODES))}"
-        elif {allowed} - KINDS if isinstance(allowed, str) else set(allowed) - KINDS:
-            wrong = f"has allow={allowed!r}; allowed values: {', '.join(map(repr, sorted(KINDS)))}, or a list of them"
-        elif allowed and not str(marker.kwargs.get("reason", "")).strip():
-            wrong = "has allow without a reason; say in a few words why this is right"
-        else:
-            continue
-        raise pytest.UsageError(f"{item.nodeid}: the marker streamshim {wrong}")
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Refuse markers that cannot be understood before any test runs, as an error of collection: xdist shows those."""
+    report: Any = yield
+    items = [node for node in report.result if isinstance(node, pytest.Item)]
+    wrong = [f"{item.nodeid}: the marker streamshim {what}" for item in items for what in _wrong_in_markers(item)]
+    if wrong:
+        report.outcome, report.longrepr, report.result = "failed", "\n".join(wrong), []
+    return report  # type: ignore[no-any-return]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -220,6 +213,25 @@ def _install(mode: str | None) -> Mode:
         return install(mode).mode
     except (ValueError, StreamShimError) as error:
         raise pytest.UsageError(f"streamshim: {error}") from None
+
+
+def _wrong_in_markers(item: pytest.Item) -> Iterator[str]:
+    for marker in item.iter_markers("streamshim"):
+        unknown = sorted(marker.kwargs.keys() - {"mode", "allow", "reason"})
+        mode, allowed, reason = (marker.kwargs.get(name) for name in ("mode", "allow", "reason"))
+        if marker.args or unknown:
+            yield f"takes mode, allow and reason by name, not {', '.join(map(repr, [*marker.args, *unknown]))}"
+        elif mode is not None and mode not in MODES:
+            yield f"has mode={mode!r}; allowed values: {', '.join(map(repr, MODES))}"
+        elif allowed is not None and not _are_kinds(allowed):
+            yield f"has allow={allowed!r}; allowed values: {', '.join(map(repr, KINDS))}, or a list of them"
+        elif allowed and not (isinstance(reason, str) and reason.strip()):
+            yield "has allow without a reason; say in a few words why this is right"
+
+
+def _are_kinds(allowed: object) -> bool:
+    listed = [allowed] if isinstance(allowed, str) else allowed
+    return isinstance(listed, (list, tuple, set, frozenset)) and all(kind in KINDS for kind in listed)
 
 
 def _marked(item: pytest.Item, name: str) -> Any:

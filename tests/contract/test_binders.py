@@ -88,7 +88,7 @@ def patches_of(name: str) -> list[Patch]:
         # Not a binder, but its patches owe the same to others.
         return capture.patches(importlib.import_module("torch.cuda.graphs").CUDAGraph)
     binder = binders.load(name)
-    return [patch for module in binder.modules for patch in binder.patches(importlib.import_module(module))]
+    return [patch for module in binders.MODULES[name] for patch in binder.patches(importlib.import_module(module))]
 
 
 def targets_of(name: str) -> list[Target]:
@@ -129,8 +129,7 @@ class TestBinderContract:
         binder = binders.load(name)
         assert binder.name == name
         assert binder.packages
-        assert binder.modules
-        assert all(isinstance(m, str) for m in binder.modules)
+        assert binders.MODULES[name]
         assert isinstance(binder.notes(), list)
         assert all(isinstance(note, str) and note for note in binder.notes())
         assert callable(binder.patches)
@@ -211,7 +210,7 @@ class TestBinderContract:
                 patched.delattr(gone.owner, gone.name)
                 before = bound_names(targets_of(name))
                 binder = binders.load(name)
-                asked = [p.target for m in binder.modules for p in binder.patches(importlib.import_module(m))]
+                asked = [p.target for m in binders.MODULES[name] for p in binder.patches(importlib.import_module(m))]
                 if gone.words not in asked:
                     continue  # not every version has it, and the binder does without
                 streamshim.install()
@@ -420,7 +419,7 @@ name, first, *rest = sys.argv[1:]
 binder = binders.load(name)
 for step in first:
     streamshim.install() if step == "I" else streamshim.uninstall()
-for module in binder.modules:
+for module in binders.MODULES[name]:
     importlib.import_module(module)
 for then in rest:
     sys.stdout.flush()
@@ -428,7 +427,7 @@ for then in rest:
     if child == 0:
         for step in then:
             streamshim.install() if step == "I" else streamshim.uninstall()
-        owners = [(p.owner, p.name) for m in binder.modules for p in binder.patches(sys.modules[m])]
+        owners = [(p.owner, p.name) for m in binders.MODULES[name] for p in binder.patches(sys.modules[m])]
         depths = set()
         for owner, attribute in owners:
             function, depth = getattr(owner, attribute), 0

@@ -133,7 +133,7 @@ def test_asking_for_the_patches_changes_nothing(cls):
     kernel = object.__new__(cls)
     before = dict(vars(kernel))
     cute = binders.load("cute")
-    for module in cute.modules:
+    for module in binders.MODULES["cute"]:
         cute.patches(importlib.import_module(module))
     assert vars(kernel) == before
 

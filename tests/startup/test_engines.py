@@ -127,7 +127,7 @@ def test_switched_off(run, engine, variables):
 
 @pytest.mark.parametrize("engine", LOADERS)
 def test_a_failure_in_strict_mode_ends_the_process_and_otherwise_does_not(run, engine):
-    code = f"{LOADERS[engine]}import sys\nsys.modules['wrapt'] = None\nload()\nprint('went on')\n"
+    code = f"{LOADERS[engine]}import sys\nsys.modules['streamshim.gate'] = None\nload()\nprint('went on')\n"
     lines = run(engine, code, status=3, STREAMSHIM_MODE="strict")
     assert "went on" not in lines
     assert any(f"streamshim: {NAMES[engine]} could not start it, so this process" in line for line in lines)

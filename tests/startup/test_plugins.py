@@ -55,7 +55,7 @@ def test_switched_off(host, variables):
 
 
 def test_a_failure_is_told_and_the_engine_goes_on(host, group):
-    done = host("sys.modules['wrapt'] = None")
+    done = host("sys.modules['streamshim.gate'] = None")
     assert done.stdout == "False\n"
     assert done.stderr.startswith(
         f"streamshim: {GROUPS[group]} could not start it, so it is not active in this process: "
@@ -63,7 +63,7 @@ def test_a_failure_is_told_and_the_engine_goes_on(host, group):
 
 
 def test_a_failure_in_strict_mode_ends_the_process(host, group):
-    done = host("sys.modules['wrapt'] = None", status=3, STREAMSHIM_STRICT="1")
+    done = host("sys.modules['streamshim.gate'] = None", status=3, STREAMSHIM_STRICT="1")
     assert done.stdout == ""
     assert f"streamshim: {GROUPS[group]} could not start it, so this process (pid " in done.stderr
 

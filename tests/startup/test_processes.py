@@ -82,6 +82,15 @@ class TestRun:
         done = bare.run("-m", "streamshim", "run", "program.py", method, cwd=folder, PYTHONPATH=path)
         assert (done.stdout, done.stderr) == (BOUND, "")
 
+    def test_other_tools_print_when_they_start(self, installed, bare, write):
+        """And when they end."""
+        tool = "import atexit\nprint('a tool', end='')\natexit.register(print, 'its end')\n"
+        folder = write(program(explicit=False), {"tool/sitecustomize.py": tool})
+        for environment in (installed, bare):
+            path = os.pathsep.join([str(folder / "tool"), *([str(ROOT)] if environment is bare else [])])
+            done = environment.run("-m", "streamshim", "run", "worker.py", cwd=folder, PYTHONPATH=path)
+            assert done.stdout.endswith(f"a tool{BOUND}its end\n")
+
     def test_a_checkout_that_is_not_on_the_path_of_the_program(self, bare, write):
         folder = write(program(explicit=False))
         copy = shutil.copytree(ROOT / "streamshim", folder / "checkout" / "streamshim")

@@ -131,11 +131,29 @@ def test_a_wrong_mode(run_pytest, options, ini, variables, text):
         ("allow='sync'", "has allow without a reason"),
         ("'strict'", "takes mode, allow and reason by name, not 'strict'"),
         ("modus='bind'", "takes mode, allow and reason by name, not 'modus'"),
+        ("allow=5, reason='x'", "has allow=5; allowed values: 'launch', 'sync', or a list of them"),
+        ("allow=[['sync']], reason='x'", "has allow=[['sync']]; allowed values: 'launch', 'sync', or a list of them"),
+        ("allow='sync', reason=5", "has allow without a reason"),
     ],
 )
 def test_a_wrong_marker(run_pytest, arguments, text):
     test = f"import pytest\n@pytest.mark.streamshim({arguments})\ndef test_it(): pass\n"
-    assert f"test_it.py::test_it: the marker streamshim {text}" in run_pytest({"test_it.py": test}, status=4)
+    files = {"test_it.py": test, "test_other.py": "def test_other(): raise AssertionError('ran')\n"}
+    said = run_pytest(files, status=2)
+    assert f"test_it.py::test_it: the marker streamshim {text}" in said
+    assert "ran" not in said
+
+
+def test_a_wrong_marker_under_xdist(run_pytest):
+    pytest.importorskip("xdist")
+    test = "import pytest\npytestmark = pytest.mark.streamshim(mode='loud')\ndef test_it(): pass\n"
+    said = run_pytest({"test_it.py": test}, "-n", "1", status=1)
+    assert "test_it.py::test_it: the marker streamshim has mode='loud'; allowed values: " in said
+
+
+def test_none_in_a_marker_is_as_if_it_were_not_there(run_pytest):
+    test = "import pytest\n@pytest.mark.streamshim(mode=None, allow=None, reason='')\ndef test_it(): pass\n"
+    assert "1 passed" in run_pytest({"test_it.py": test})
 
 
 @pytest.mark.parametrize(

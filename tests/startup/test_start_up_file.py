@@ -20,7 +20,7 @@ while hasattr(function, "__wrapped__"):
 print(first, depth)
 """
 BOUND, BARE = "capture.py 1", "graphs.py 0"
-QUIET = "import sys; print([name for name in sys.modules if 'streamshim' in name or name in ('wrapt', 'typing')])"
+QUIET = "import sys; print([name for name in sys.modules if 'streamshim' in name or name == 'typing'])"
 
 
 def test_the_wheel_has_both_files_beside_the_package(wheel):
@@ -115,14 +115,14 @@ def test_a_half_installed_environment_still_works(installed, write, tmp_path_fac
 class TestFailures:
     """What cannot be had is told; where strict mode was asked for, or nobody can say what was, the process ends."""
 
-    BROKEN = "import sys; sys.modules['wrapt'] = None\n" + SCRIPT
+    BROKEN = "import sys; sys.modules['streamshim.gate'] = None\n" + SCRIPT
 
     def test_without_strict_the_process_goes_on_without_it(self, installed, write):
         folder = write(FAKE_TORCH, {"script.py": self.BROKEN})
         done = installed.run("script.py", cwd=folder, STREAMSHIM="1")
         assert done.stdout.strip() == BARE
         assert "streamshim: the start-up file could not start it, so it is not active in this process" in done.stderr
-        assert "wrapt" in done.stderr
+        assert "streamshim.gate" in done.stderr
 
     @pytest.mark.parametrize(
         "variables",
@@ -136,18 +136,18 @@ class TestFailures:
     def test_strict_ends_the_process_whatever_catches(self, installed, write, variables):
         caught = "import threading\ndef work():\n    try:\n        import torch\n    except BaseException: pass\n"
         folder = write(
-            FAKE_TORCH, {"script.py": f"import sys; sys.modules['wrapt'] = None\n{caught}work()\nprint('on')"}
+            FAKE_TORCH, {"script.py": f"import sys; sys.modules['streamshim.gate'] = None\n{caught}work()\nprint('on')"}
         )
         done = installed.run("script.py", cwd=folder, status=3, **variables)
         assert "on" not in done.stdout
         assert "could not start it, so this process (pid " in done.stderr
-        assert "wrapt" in done.stderr
+        assert "streamshim.gate" in done.stderr
 
     @pytest.mark.parametrize("close", ["sys.stderr.close(); sys.stdout.close()", "sys.stderr = sys.stdout = None"])
     def test_with_nothing_to_write_to(self, installed, write, close):
         folder = write(
             FAKE_TORCH,
-            {"script.py": f"import os, sys\nsys.modules['wrapt'] = None\n{close}\nimport torch\nos._exit(7)"},
+            {"script.py": f"import os, sys\nsys.modules['streamshim.gate'] = None\n{close}\nimport torch\nos._exit(7)"},
         )
         installed.run("script.py", cwd=folder, status=3, STREAMSHIM="strict")
         installed.run("script.py", cwd=folder, status=7, STREAMSHIM="bind")

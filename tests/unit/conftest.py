@@ -191,6 +191,7 @@ def fake_binder(write_module: Callable[..., str], monkeypatch: pytest.MonkeyPatc
     for name in list(settings.BINDERS):
         monkeypatch.delitem(settings.BINDERS, name)
     monkeypatch.setitem(settings.BINDERS, "fake", "streamshim_unit_fake_binder")
+    monkeypatch.setitem(binders.MODULES, "fake", binder.modules)
     monkeypatch.setitem(sys.modules, "streamshim_unit_fake_binder", SimpleNamespace(binder=binder))
     assert binders.load("fake") is binder
     return binder

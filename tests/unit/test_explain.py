@@ -176,3 +176,10 @@ def test_every_wording_says_all_it_has_to():
         for text in (wording.title, wording.meaning, wording.cause, *wording.remedy):
             assert text == textwrap.dedent(text).strip() != "", wording.key
         assert wording.remedy, wording.key
+
+
+def test_a_long_log_is_read_in_one_pass():
+    """Engines log for days, and some put a whole configuration on one line. A second here is a day there."""
+    busy = "INFO [gpu_model_runner.py:123] Capturing CUDA graphs (PIECEWISE): code 42, status 17, error count 0"
+    one_line = "cuda error code " * 100_000
+    assert keys("\n".join([*[busy] * 20_000, one_line, "CUDA error: 900"])) == ["cuda-900"]

@@ -133,11 +133,17 @@ class TestInstall:
         streamshim.uninstall()
         assert snapshot(library) == before
 
-    def test_a_binder_that_cannot_be_loaded_leaves_nothing_installed(self, library, monkeypatch):
+    def test_a_binder_that_cannot_be_loaded_is_off(self, library, fake_binder, monkeypatch, caplog):
+        """As in a half-installed environment; in strict mode nothing stays installed."""
         monkeypatch.setitem(settings.BINDERS, "broken", "streamshim_unit_no_such_module")
+        monkeypatch.setitem(binders.MODULES, "broken", fake_binder.modules)
         before = snapshot(library)
-        with pytest.raises(ModuleNotFoundError):
-            streamshim.install()
+        streamshim.install()
+        assert "streamshim: binder broken is off: ModuleNotFoundError: No module named" in caplog.text
+        assert is_bound_once(library)
+        streamshim.uninstall()
+        with pytest.raises(BinderError, match="streamshim_unit_no_such_module"):
+            streamshim.install("strict")
         monkeypatch.delitem(settings.BINDERS, "broken")
         assert snapshot(library) == before
         assert not streamshim.status().installed
@@ -148,13 +154,13 @@ class TestInstall:
         second = SimpleNamespace(
             name="second",
             packages={},
-            modules=fake_binder.modules,
             patches=lambda module: [],
             applied=lambda module: None,
             removed=lambda: None,
             notes=list,
         )
         monkeypatch.setitem(settings.BINDERS, "second", "streamshim_unit_second_binder")
+        monkeypatch.setitem(binders.MODULES, "second", fake_binder.modules)
         monkeypatch.setitem(sys.modules, "streamshim_unit_second_binder", SimpleNamespace(binder=second))
         streamshim.install()
         assert is_bound_once(library)
@@ -401,6 +407,19 @@ heavy = [m for m in ("torch", "cutlass", "tvm_ffi", "cuda", "numpy", "cupy", "tr
 print(light, heavy, threading.active_count())
 """
         assert run_python(code) == "['streamshim', 'streamshim._version'] [] 1\n"
+
+    def test_what_is_not_needed_yet_is_not_imported(self, run_python):
+        """A process that calls install() and imports no library is to notice as little of it as it can."""
+        code = """
+import sys
+before = set(sys.modules)
+import streamshim
+streamshim.install()
+late = {"platform", "streamshim.report", "streamshim.graph_audit", "click", "rich"}
+binders = {name for name in sys.modules if name.startswith(("streamshim.binders.cu", "streamshim.binders.tvm"))}
+print(sorted((late | binders) & (set(sys.modules) - before)))
+"""
+        assert run_python(code) == "[]\n"
 
     def test_status_looks_and_does_not_import(self, run_python, tmp_path):
         """Whoever asks what is bound must not change the answer (tvm_ffi imports torch, which takes seconds)."""

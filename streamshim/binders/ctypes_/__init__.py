@@ -27,7 +27,6 @@ class CtypesBinder:
 
     name = "ctypes"
     packages: Mapping[str, str] = MappingProxyType({"python": ">=3.10,<3.14"})
-    modules = ("ctypes",)
 
     def patches(self, module: ModuleType) -> list[Patch]:
         """The patch on the class of all libraries."""

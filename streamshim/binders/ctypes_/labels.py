@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from pathlib import PurePath
 from typing import Any
 
 
@@ -21,7 +20,7 @@ def label_of(library: Any) -> str:
     """A library in words: its file name."""
     name = getattr(library, "_name", None)
     if isinstance(name, (str, bytes, os.PathLike)) and name:
-        return PurePath(os.fsdecode(name)).name
+        return _file_name(os.fsdecode(name))
     return "the main program"
 
 
@@ -53,4 +52,10 @@ def _linker_knows(address: int) -> tuple[str, str]:
     if not dladdr(ctypes.c_void_p(address), ctypes.byref(found)):
         return "", ""
     exact = found.symbol and found.start == address
-    return PurePath((found.file or b"").decode(errors="replace")).name, found.symbol.decode() if exact else ""
+    return _file_name((found.file or b"").decode(errors="replace")), found.symbol.decode() if exact else ""
+
+
+def _file_name(path: str) -> str:
+    from pathlib import PurePath  # here, since `install` loads this module and needs no name yet
+
+    return PurePath(path).name

@@ -34,7 +34,6 @@ class CuteBinder:
     packages: Mapping[str, str] = MappingProxyType(
         {"nvidia-cutlass-dsl": ">=4.4,<4.9", "apache-tvm-ffi": ">=0.1.9,<0.2"}
     )
-    modules = ("cutlass.cutlass_dsl", "cutlass.cutlass_dsl.tvm_ffi_provider")
 
     def patches(self, module: ModuleType) -> list[Patch]:
         """The patches on classes of the module, and of ``cutlass.base_dsl``, which it has imported."""
