@@ -43,6 +43,7 @@ class Settings:
         mode: how launches are treated.
         only: names of the only binders to apply, or None for all.
         skip: names of binders to leave out.
+        watch: whether launches below Python are watched in captures; None: in strict and check mode.
         disabled: why nothing is to be installed (a variable's name and value), or an empty string.
         source: where ``mode`` came from: "argument", a variable's name, or "default".
     """
@@ -50,6 +51,7 @@ class Settings:
     mode: Mode = Mode.BIND
     only: frozenset[str] | None = None
     skip: frozenset[str] = frozenset()
+    watch: bool | None = None
     disabled: str = ""
     source: str = "default"
 
@@ -57,6 +59,11 @@ class Settings:
     def active(self) -> bool:
         """Whether anything is to be patched at all."""
         return not self.disabled and self.mode is not Mode.OFF
+
+    @property
+    def watches(self) -> bool:
+        """Whether launches below Python are watched in captures."""
+        return self.mode in (Mode.STRICT, Mode.CHECK) if self.watch is None else self.watch
 
     def wants(self, binder: str) -> bool:
         """Whether the binder of this name is to be applied."""
@@ -68,6 +75,7 @@ class Settings:
         mode: str | Mode | None = None,
         only: Iterable[str] | None = None,
         skip: Iterable[str] | None = None,
+        watch: bool | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Settings:
         """Combine arguments and environment.
@@ -77,6 +85,7 @@ class Settings:
                 ``STREAMSHIM_STRICT`` or ``STREAMSHIM``.
             only: names of binders, or None.
             skip: names of binders, or None.
+            watch: True, False, or None to take it from ``STREAMSHIM_WATCH``.
             environ: the environment to read; ``os.environ`` if None.
 
         Raises:
@@ -93,8 +102,12 @@ class Settings:
             from .binders.ctypes_.environment import patterns_from
 
             patterns_from(env)
+        if watch is None and env.get("STREAMSHIM_WATCH"):
+            watch = _flag(env, "STREAMSHIM_WATCH")
+        if watch is not None and not isinstance(watch, bool):
+            raise ValueError(f"watch is {watch!r}; allowed values: True, False, None")
         disabled = f"STREAMSHIM_DISABLE={env['STREAMSHIM_DISABLE']}" if _flag(env, "STREAMSHIM_DISABLE") else ""
-        return cls(chosen, _names(only, "only"), _names(skip, "skip") or frozenset(), disabled, source)
+        return cls(chosen, _names(only, "only"), _names(skip, "skip") or frozenset(), watch, disabled, source)
 
 
 def _said_by(env: Mapping[str, str]) -> tuple[Mode, str]:

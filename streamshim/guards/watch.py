@@ -9,78 +9,72 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from .. import allowance, capture, ledger, runtime
-from ..callsite import Site, user_site
+from .. import allowance, capture, fork, gate, ledger, runtime
+from ..callsite import user_site
 from ..capture import Window
+from ..errors import Escape, EscapedLaunchWarning, EscapeReport, WrongStreamError
 from ..runtime.driver_calls import BREAKING, CONFIG_STREAM, LAUNCHES, Call
-from ..streams import LAST_DEFAULT, LEGACY
+from ..settings import Mode
+from ..streams import LAST_DEFAULT, LEGACY, describe
 
 logger = logging.getLogger("streamshim")
 
-#: How many different findings a capture keeps; the counts go on.
+#: How many different findings are kept; a capture may have millions of launches.
 KEPT = 100
+#: CUPTI's number -> name, of all functions that are looked at.
+NAMES: dict[int, str] = {**{number: call.name for number, call in LAUNCHES.items()}, **BREAKING}
 _CAPTURE_ERRORS = range(900, 909)
+_ENTER = 0
+
+
+class Subscription(Protocol):
+    """What `Source.subscribe` returns."""
+
+    def close(self) -> None:
+        """Tell of nothing more."""
 
 
 class Source(Protocol):
     """What tells of calls: `runtime.cupti.Cupti`, or a stand-in that delivers the same structures."""
 
-    def subscribe(self, told: Callable[[int, Any], None], functions: Any) -> Any:
+    def subscribe(self, told: Callable[[int, Any], None], functions: Iterable[int]) -> Subscription:
         """Tell of these functions until the result is closed."""
 
     def name_of(self, function: int) -> str:
-        """The name of a function."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A launch outside the capture, by a thread that captures.
-
-    Attributes:
-        what: the function of the driver, with the kernel's name where there is one.
-        site: the user's line.
-        given: the handle that it was launched on.
-        expected: the handle of torch's current stream.
-        device: the device's index.
-        capture: the driver's id of the capture.
-        count: how often this line did it.
-    """
-
-    what: str
-    site: Site
-    given: int
-    expected: int
-    device: int
-    capture: int
-    count: int = 1
+        """The name of a function, or an empty string."""
 
 
 class Watch:
     """The guard that subscribes while captures are open.
 
     Args:
-        source: makes what tells of calls, when the first capture begins; raises an exception where there is none.
+        make: makes what tells of calls, when the first capture begins; raises an exception where there is none.
+
+    Attributes:
+        off: why it does not watch, in words; an empty string if it does, or has not had to yet.
     """
 
-    def __init__(self, source: Callable[[], Source]) -> None:
-        self._make, self._source = source, None
-        self._lock = threading.Lock()
-        self._open: set[int] = set()
-        self._subscription: Any = None
-        self._found: dict[tuple[str, Site, int, int], Finding] = {}
-        self._busy = threading.local()
-        #: Why it does not watch, in words; an empty string if it does, or has not had to yet.
+    def __init__(self, make: Callable[[], Source]) -> None:
         self.off = ""
+        self._make = make
+        self._source: Source | None = None
+        self._lock = fork.Lock()
+        self._open: set[int] = set()
+        self._subscription: Subscription | None = None
+        #: Function and kernel, line, stream, capture -> the finding and how often; filled by any thread.
+        self._found: dict[tuple[Any, ...], Escape] = {}
+        self._inside = threading.local()
 
     def opened(self, window: Window) -> None:
         with self._lock:
             self._open.add(window.id)
-            if self._subscription is None and (not self.off or self._source is not None):
+            if self._subscription is None:
                 self._start()
 
     def closing(self, window: Window) -> None:
@@ -90,93 +84,120 @@ class Watch:
                 subscription, self._subscription = self._subscription, None
                 subscription.close()
 
-    def findings(self, window: Window) -> list[Finding]:
-        """What was found in a capture; forgotten with this."""
-        mine = [finding for finding in self._found.values() if finding.capture == window.id]
-        self._found = {key: finding for key, finding in self._found.items() if finding.capture != window.id}
-        return mine
+    def judge(self, window: Window) -> WrongStreamError | None:
+        """What was found in a capture that has ended well: an error in strict and check mode, a warning in bind mode.
+
+        Where another exception is on its way already, it is only logged.
+        """
+        found = self.taken(window)
+        if not found:
+            return None
+        report = EscapeReport(tuple(found), str(window), str(gate.mode()))
+        if sys.exc_info()[1] not in (None, window.handled):
+            logger.error("%s", report)
+            return None
+        if gate.mode() is not Mode.BIND:
+            return WrongStreamError(report)
+        site = found[0].site
+        warnings.warn_explicit(str(report), EscapedLaunchWarning, site.file, site.line, registry={})
+        return None
+
+    def taken(self, window: Window) -> list[Escape]:
+        """What was found in a capture, in the order in which it was found first; forgotten with this."""
+        keys = [key for key, escape in list(self._found.items()) if escape.capture == window.id]
+        return [self._found.pop(key) for key in keys]
 
     def _start(self) -> None:
         try:
             if self._source is None:
-                source = self._make()
-                wrong = [n for n, name in _NAMES.items() if source.name_of(n) not in (name, "")]
-                if wrong:
-                    raise LookupError(
-                        f"CUPTI's number {wrong[0]} is {source.name_of(wrong[0])}, not {_NAMES[wrong[0]]}"
-                    )
-                self._source = source
-            self._subscription = self._source.subscribe(self._told, _NAMES)
+                self._source = _checked(self._make())
+            self._subscription = self._source.subscribe(self._told, NAMES)
             self.off = ""
-        except Exception as error:  # noqa: BLE001, the capture goes on without a watch
-            if str(error) != self.off:
-                logger.warning("streamshim: this capture is not watched: %s", error)
-            self.off = str(error) or type(error).__name__
+        except Exception as error:  # noqa: BLE001, the capture goes on without a watch, whatever is the matter
+            reason = f"{type(error).__name__}: {error}"
+            if reason != self.off or gate.mode() is Mode.STRICT:
+                logger.warning("streamshim: this capture is not watched: %s", reason)
+            self.off = reason
 
     def _told(self, function: int, data: Any) -> None:
-        # Called from inside the driver, in any thread. What is asked of the driver here comes by here again.
-        if getattr(self._busy, "now", False):
+        # Called from inside the driver, in any thread. What is asked of the driver here would come by here again.
+        if getattr(self._inside, "now", False):
             return
-        self._busy.now = True
+        self._inside.now = True
         try:
-            if data.callbackSite == 0:
+            if data.callbackSite == _ENTER:
                 call = LAUNCHES.get(function)
                 if call is not None:
                     self._launched(call, data)
             elif function in BREAKING:
                 self._returned(BREAKING[function], data)
         except Exception:
-            logger.exception("streamshim: the watch failed at %s", _NAMES.get(function, function))
+            logger.exception("streamshim: the watch failed at %s", NAMES.get(function, function))
         finally:
-            self._busy.now = False
+            self._inside.now = False
 
     def _launched(self, call: Call, data: Any) -> None:
         asked = runtime.get()
         device = asked.current_device()
         current = asked.current_handle(device)
-        given = _stream_of(call, data.functionParams)
+        given = stream_of(call, data.functionParams or 0)
         if given == current or current <= LEGACY:
             return
-        mine = asked.capture_state(current)
-        if not mine or (given > LAST_DEFAULT and asked.capture_state(given).id == mine.id):
+        mine = asked.capture_state(current).id
+        if not mine or (given > LAST_DEFAULT and asked.capture_state(given).id == mine):
             return
         site = user_site()
+        what = call.name
+        if data.symbolName and call.kind == "kernel":
+            what = f"{call.name}, kernel {data.symbolName.decode(errors='replace')!r}"
         if allowance.covers("launch", site):
+            ledger.add(ledger.Event("allowed launch", what, site, given, current, mine))
             return
-        symbol = data.symbolName
-        what = (
-            f"{call.name}, kernel {symbol.decode(errors='replace')!r}"
-            if symbol and call.kind == "kernel"
-            else call.name
-        )
-        key = (what, site, given, mine.id)
+        key = (what, site, given, mine)
         known = self._found.get(key)
-        if known is not None:
-            self._found[key] = replace(known, count=known.count + 1)
-        elif len(self._found) < KEPT:
-            self._found[key] = Finding(what, site, given, current, device, mine.id)
-        ledger.add(ledger.Event("escaped launch", what, site, given, current, mine.id))
+        if known is None and len(self._found) >= KEPT:
+            ledger.add(ledger.Event("escaped launch", what, site, given, current, mine))
+            return
+        count = known.count + 1 if known is not None else 1
+        stream = "none; the NULL stream (0)" if call.stream < 0 else describe(given)
+        expected = f"{describe(current)}, torch's current stream of cuda:{device}"
+        self._found[key] = Escape(what, site, stream, expected, mine, count)
+        ledger.add(ledger.Event("escaped launch", what, site, given, current, mine))
 
     def _returned(self, name: str, data: Any) -> None:
-        if not data.functionReturnValue:
-            return
-        if ctypes.c_int.from_address(data.functionReturnValue).value not in _CAPTURE_ERRORS:
+        status = ctypes.c_int.from_address(data.functionReturnValue).value if data.functionReturnValue else 0
+        if status not in _CAPTURE_ERRORS:
             return
         site, thread = user_site(), threading.current_thread().name
         for window in capture.open_windows():
             ledger.add(ledger.Event("failed sync", f"{name} in thread {thread}", site, 0, 0, window.id))
 
 
-def _stream_of(call: Call, parameters: int) -> int:
-    """The stream of a launch, from its parameters in memory; 0 if it takes none."""
+def _checked(source: Source) -> Source:
+    """The source, if its numbers mean the functions that they should; LookupError if not."""
+    for number, name in NAMES.items():
+        said = source.name_of(number)
+        if said and said != name:
+            raise LookupError(f"CUPTI's number {number} is {said}, not {name}: its version is not known")
+    return source
+
+
+def stream_of(call: Call, parameters: int) -> int:
+    """The stream of a launch, from its parameters.
+
+    Args:
+        call: the function.
+        parameters: the address of the structure of its parameters.
+
+    Returns:
+        The handle; 0 if it takes none.
+    """
     if call.stream < 0 or not parameters:
         return 0
     address = parameters + call.stream
     if call.in_config:
-        address = (ctypes.c_void_p.from_address(address).value or 0) + CONFIG_STREAM
-        if address == CONFIG_STREAM:
+        config = ctypes.c_void_p.from_address(address).value
+        if not config:
             return 0
+        address = config + CONFIG_STREAM
     return ctypes.c_void_p.from_address(address).value or 0
-
-
-_NAMES: dict[int, str] = {**{number: call.name for number, call in LAUNCHES.items()}, **BREAKING}

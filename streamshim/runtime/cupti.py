@@ -1,4 +1,4 @@
-"""CUPTI's callback API, through ctypes on the ``libcupti`` that torch has already mapped: what the driver is called with.
+"""CUPTI's callback API, through ctypes on the ``libcupti`` that torch has mapped: what the driver is called with.
 
 A subscriber sees every call of the enabled functions of the driver, at entry and at exit, in the thread that makes it;
 the runtime's calls come by here too, since they end in the driver's. CUPTI has one subscriber for the process, so
