@@ -6,7 +6,7 @@ import atexit
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from . import allowance, binders, capture, fork, gate, graph_audit, imports, led
 from ._version import __version__
 from .errors import AlreadyInstalledError, BinderError
 from .guards import forks, libraries, lost, refusals, sync_mode, torch_calls
+from .guards.redirect import Redirect, self_test
 from .guards.watch import Source, Watch
 from .patching import Patch, PatchSet
 from .settings import BINDERS, Mode, Settings
@@ -44,6 +45,15 @@ class _State:
         self.problems: dict[str, str] = {}
         self.applied: set[str] = set()
         self.watch: Watch | None = None
+        self.redirect: Redirect | None = None
+
+    def moves(self) -> bool:
+        """Whether there is something to be moved into captures below Python."""
+        return self.redirect is not None and (self.settings.redirect or gate.needs_mover)
+
+    def watches(self) -> bool:
+        """Whether captures are to be watched."""
+        return self.settings.watches or self.moves()
 
     @property
     def guards_off(self) -> str:
@@ -51,6 +61,8 @@ class _State:
         off = [f"{name}: {problem}" for name, problem in self.problems.items() if name not in BINDERS]
         if self.watch is not None and self.watch.off:
             off.append(f"watch: {self.watch.off}")
+        if self.redirect is not None and self.redirect.off:
+            off.append(f"redirect: {self.redirect.off}")
         return "; ".join(off)
 
     def apply(self, binder: str, make: Callable[[], list[Patch]]) -> None:
@@ -121,6 +133,7 @@ def install(
     only: Iterable[str] | None = None,
     skip: Iterable[str] | None = None,
     watch: bool | None = None,
+    redirect: bool | None = None,
 ) -> Installation:
     """Make foreign kernels follow torch's current stream, in this process, from now on.
 
@@ -136,6 +149,8 @@ def install(
         skip: names of binders to leave out.
         watch: whether captures are watched for launches that do not pass through Python, with CUPTI. None takes
             ``STREAMSHIM_WATCH``, and if that is not set, True in strict and check mode.
+        redirect: whether every launch on a default stream that a capturing thread makes, from any extension, is moved
+            into the capture, below Python. None takes ``STREAMSHIM_REDIRECT``; False if that is not set.
 
     Returns:
         An `Installation`. With ``STREAMSHIM_DISABLE=1`` nothing is patched, and ``status()`` says so.
@@ -146,10 +161,11 @@ def install(
         BinderError: if a binder named in ``only``, or any binder in strict mode, cannot be applied to what is
             imported already.
     """
-    settings = Settings.read(mode, only, skip, watch)
+    settings = Settings.read(mode, only, skip, watch, redirect)
     with _lock:
         if _active is not None:
-            differs = _differences(_active.settings, settings, mode=mode, only=only, skip=skip, watch=watch)
+            said = {"mode": mode, "only": only, "skip": skip, "watch": watch, "redirect": redirect}
+            differs = _differences(_active.settings, settings, said)
             if not differs:
                 imports.settle()
                 return Installation(_active.settings, None)
@@ -192,10 +208,10 @@ def _install(settings: Settings, by: str = "") -> Installation:
     capture.guards[:] = [sync_mode.SyncMode(), forks.Forks(), torch_calls.HostSyncs(), refusals.Refusals()]
     if settings.mode in (Mode.STRICT, Mode.CHECK):
         capture.readers[:] = [graph_audit.read]
-    if settings.watches:
-        state.watch = Watch(_cupti)
-        capture.guards.append(state.watch)
-        capture.judges[:] = [state.watch.judge]
+    gate.mover = state.redirect = Redirect(self_test, settings.redirect) if settings.mode is not Mode.CHECK else None
+    state.watch = Watch(_cupti, state.watches, state.redirect)
+    capture.guards.append(state.watch)
+    capture.judges[:] = [state.watch.judge]
     capture.explain = lost.explained
     allowance.on_change["sync"] = sync_mode.on_allow
     imports.when_imported(_TORCH_GRAPHS, _bind_torch)
@@ -232,6 +248,7 @@ def uninstall() -> None:
         capture.before_begin.clear()
         capture.guards.clear()
         capture.judges.clear()
+        gate.mover, gate.needs_mover = None, False
         capture.readers.clear()
         capture.explain = None
         allowance.on_change.clear()
@@ -335,6 +352,8 @@ def _insist() -> None:
     imports.settle()
     if _active is not None and _active.problems and _active.settings.mode is Mode.STRICT:
         raise BinderError(_problems_text(_active))
+    if _active is not None and _active.redirect is not None and _active.moves() and not capture.any_open():
+        _active.redirect.prepare()
 
 
 def _problems_text(state: _State) -> str:
@@ -354,7 +373,7 @@ def _problems_text(state: _State) -> str:
     return "\n".join(lines)
 
 
-def _differences(now: Settings, new: Settings, **arguments: object) -> list[str]:
+def _differences(now: Settings, new: Settings, arguments: Mapping[str, object]) -> list[str]:
     """What was said as an argument and is not what is in force."""
     return [
         f"{name}={_said(getattr(new, name))} (in force: {_said(getattr(now, name))})"

@@ -22,6 +22,7 @@ from ..errors import Escape, EscapedLaunchWarning, EscapeReport, WrongStreamErro
 from ..runtime.driver_calls import BREAKING, CONFIG_STREAM, LAUNCHES, Call
 from ..settings import Mode
 from ..streams import LAST_DEFAULT, LEGACY, describe
+from .redirect import Redirect
 
 logger = logging.getLogger("streamshim")
 
@@ -55,14 +56,18 @@ class Watch:
 
     Args:
         make: makes what tells of calls, when the first capture begins; raises an exception where there is none.
+        wanted: whether the capture that begins is to be watched.
+        redirect: says which launches are to be moved into the capture.
 
     Attributes:
         off: why it does not watch, in words; an empty string if it does, or has not had to yet.
     """
 
-    def __init__(self, make: Callable[[], Source]) -> None:
+    def __init__(
+        self, make: Callable[[], Source], wanted: Callable[[], bool], redirect: Redirect | None = None
+    ) -> None:
         self.off = ""
-        self._make = make
+        self._make, self._wanted, self._redirect = make, wanted, redirect
         self._source: Source | None = None
         self._lock = fork.Lock()
         self._open: set[int] = set()
@@ -72,6 +77,8 @@ class Watch:
         self._inside = threading.local()
 
     def opened(self, window: Window) -> None:
+        if not self._wanted():
+            return
         with self._lock:
             self._open.add(window.id)
             if self._subscription is None:
@@ -131,6 +138,8 @@ class Watch:
                     self._launched(call, data)
             elif function in BREAKING:
                 self._returned(BREAKING[function], data)
+            else:
+                self._put_back()
         except Exception:
             logger.exception("streamshim: the watch failed at %s", NAMES.get(function, function))
         finally:
@@ -146,6 +155,15 @@ class Watch:
         mine = asked.capture_state(current).id
         if not mine or (given > LAST_DEFAULT and asked.capture_state(given).id == mine):
             return
+        if given <= LAST_DEFAULT and self._redirect is not None and self._redirect.is_wanted:
+            address = stream_address(call, data.functionParams or 0)
+            if address:
+                ctypes.c_void_p.from_address(address).value = current
+                if call.in_config:
+                    # This is the caller's own structure, to be found as it was.
+                    self._inside.moved = (address, given)
+                ledger.add(ledger.Event("moved launch", call.name, user_site(), given, current, mine))
+                return
         site = user_site()
         what = call.name
         if data.symbolName and call.kind == "kernel":
@@ -163,6 +181,13 @@ class Watch:
         expected = f"{describe(current)}, torch's current stream of cuda:{device}"
         self._found[key] = Escape(what, site, stream, expected, mine, count)
         ledger.add(ledger.Event("escaped launch", what, site, given, current, mine))
+
+    def _put_back(self) -> None:
+        """After a launch: what was written into a structure of the caller's."""
+        moved = getattr(self._inside, "moved", None)
+        if moved is not None:
+            self._inside.moved = None
+            ctypes.c_void_p.from_address(moved[0]).value = moved[1]
 
     def _returned(self, name: str, data: Any) -> None:
         status = ctypes.c_int.from_address(data.functionReturnValue).value if data.functionReturnValue else 0
@@ -192,12 +217,16 @@ def stream_of(call: Call, parameters: int) -> int:
     Returns:
         The handle; 0 if it takes none.
     """
+    address = stream_address(call, parameters)
+    return (ctypes.c_void_p.from_address(address).value or 0) if address else 0
+
+
+def stream_address(call: Call, parameters: int) -> int:
+    """Where the stream of a launch is; 0 if it takes none. Arguments as `stream_of`."""
     if call.stream < 0 or not parameters:
         return 0
     address = parameters + call.stream
-    if call.in_config:
-        config = ctypes.c_void_p.from_address(address).value
-        if not config:
-            return 0
-        address = config + CONFIG_STREAM
-    return ctypes.c_void_p.from_address(address).value or 0
+    if not call.in_config:
+        return address
+    config = ctypes.c_void_p.from_address(address).value
+    return config + CONFIG_STREAM if config else 0

@@ -9,10 +9,10 @@ import warnings
 import pytest
 
 import streamshim
-from streamshim import EscapedLaunchWarning, WrongStreamError, capture, ledger
+from streamshim import EscapedLaunchWarning, WrongStreamError, capture, gate, ledger
 from streamshim.callsite import Site
 from streamshim.errors import Escape, EscapeReport
-from streamshim.guards import watch
+from streamshim.guards import redirect, watch
 from streamshim.patching import PatchSet
 from streamshim.runtime import CaptureState
 from streamshim.runtime.cupti import CallbackData, CuptiError
@@ -47,7 +47,7 @@ class FakeCupti:
         self.closed += 1
 
     def launch(self, function, stream, symbol=None):
-        """A launch, as the driver is called with it."""
+        """A launch, as the driver is called with it; returns the stream that the driver reads."""
         call, memory = LAUNCHES[function], (ctypes.c_uint64 * 16)()
         if call.in_config:
             config = (ctypes.c_uint64 * 16)()
@@ -56,10 +56,17 @@ class FakeCupti:
         elif call.stream >= 0:
             memory[call.stream // 8] = stream
         data = CallbackData(functionParams=ctypes.addressof(memory), symbolName=symbol)
+        where = config if call.in_config else memory
+        place = CONFIG_STREAM // 8 if call.in_config else call.stream // 8
+        seen = None
         for site in (0, 1):
             data.callbackSite = site
             if self.told is not None:
                 self.told(function, data)
+            if site == 0:
+                seen = where[place] if call.stream >= 0 else None
+        self.after = where[place]
+        return seen
 
     def fail(self, name, status):
         """A call that the driver refuses."""
@@ -87,13 +94,14 @@ def watched(cupti, cuda, monkeypatch):
     cuda.current = STREAM
     patches = PatchSet(capture.patches(CUDAGraph))
     patches.apply()
-    guard = watch.Watch(lambda: cupti)
+    mover = redirect.Redirect(lambda: None)
+    guard = watch.Watch(lambda: cupti, lambda: True, mover)
     monkeypatch.setattr(capture, "enabled", True)
     monkeypatch.setattr(capture, "guards", [guard])
     monkeypatch.setattr(capture, "judges", [guard.judge])
 
     def run(body=lambda: None, mode="strict"):
-        streamshim.gate.set_mode(Mode(mode))
+        gate.set_mode(Mode(mode))
         graph = CUDAGraph()
         graph.capture_begin()
         try:
@@ -101,7 +109,7 @@ def watched(cupti, cuda, monkeypatch):
         finally:
             graph.capture_end()
 
-    run.guard = guard
+    run.guard, run.redirect = guard, mover
     yield run
     patches.undo()
 
@@ -291,6 +299,124 @@ def test_a_fault_of_ours_is_logged_and_does_not_reach_the_driver(watched, cupti,
     guard.closing(capture.Window(7, STREAM, 0, Site("a.py", 1, "a"), "MainThread", "global"))
 
 
+@pytest.mark.parametrize("function", [n for n, call in LAUNCHES.items() if call.stream >= 0])
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_a_launch_is_moved_while_a_call_asks_for_it(watched, cupti, function, given):
+    watched.redirect.prepare()
+    seen = []
+
+    def body():
+        with watched.redirect.calling():
+            seen.append(cupti.launch(function, given))
+            seen.append(cupti.after)
+
+    watched(body)
+    # What is the caller's own is as it was afterwards.
+    assert seen[0] == STREAM
+    assert seen[1] == (given if LAUNCHES[function].in_config else STREAM)
+    assert ledger.counts() == {"moved launch": 1}
+    (found,) = escapes(watched, lambda: cupti.launch(function, given))
+    assert found.count == 1
+
+
+def test_an_explicit_stream_is_never_moved(watched, cupti):
+    watched.redirect.prepare()
+
+    def body():
+        with watched.redirect.calling():
+            assert cupti.launch(KERNEL, OUTSIDE) == OUTSIDE
+
+    assert len(escapes(watched, body)) == 1
+
+
+def test_what_takes_no_stream_at_all_is_found_all_the_same(watched, cupti):
+    watched.redirect.prepare()
+
+    def body():
+        with watched.redirect.calling():
+            cupti.launch(COPY_AT_ONCE, 0)
+
+    assert len(escapes(watched, body)) == 1
+
+
+def test_another_threads_launch_is_not_moved(watched, cupti, cuda):
+    watched.redirect.prepare()
+    seen = []
+
+    def body():
+        with watched.redirect.calling():
+            thread = threading.Thread(target=lambda: seen.append(cupti.launch(KERNEL, 0)))
+            thread.start()
+            thread.join()
+
+    assert len(escapes(watched, body)) == 1
+    assert seen == [0]
+
+
+def test_everything_is_moved_if_that_was_asked_for(watched, cupti):
+    watched.redirect.everything = True
+    watched.redirect.prepare()
+    watched(lambda: cupti.launch(KERNEL, 0))
+    assert ledger.counts() == {"moved launch": 1}
+
+
+def test_nothing_is_moved_where_the_test_failed_or_was_not_made(watched, cupti, caplog):
+    def fail():
+        raise RuntimeError("a launch on NULL was not moved")
+
+    mover = watched.redirect
+    mover.everything = True
+    escapes(watched, lambda: cupti.launch(KERNEL, 0))
+    mover._test = fail
+    mover.prepare()
+    mover.prepare()
+    assert mover.off == "RuntimeError: a launch on NULL was not moved"
+    assert len(caplog.records) == 1
+    assert not mover.available
+    escapes(watched, lambda: cupti.launch(KERNEL, 0))
+
+
+def test_the_test_itself_is_moved(watched):
+    seen = []
+    watched.redirect._test = lambda: seen.append(watched.redirect.is_wanted)
+    watched.redirect.prepare()
+    assert seen == [True]
+    assert not watched.redirect.is_wanted
+
+
+def test_it_is_tried_before_the_first_capture_that_may_need_it(monkeypatch, cuda):
+    tried = []
+    monkeypatch.setattr("streamshim.installer.self_test", lambda: tried.append(1))
+    monkeypatch.setattr(gate, "needs_mover", False)
+    streamshim.install()
+    for check in capture.before_begin:
+        check()
+    assert tried == []
+    streamshim.uninstall()
+    streamshim.install(redirect=True)
+    for _ in range(2):
+        for check in capture.before_begin:
+            check()
+    assert tried == [1]
+    assert gate.mover.available
+
+
+def test_in_check_mode_nothing_is_moved(cuda):
+    streamshim.install("check", redirect=True)
+    assert gate.mover is None
+
+
+def test_a_reason_is_in_the_status(monkeypatch, cuda):
+    def fail():
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("streamshim.installer.self_test", fail)
+    streamshim.install(redirect=True)
+    for check in capture.before_begin:
+        check()
+    assert streamshim.status().guards_off == "redirect: RuntimeError: no"
+
+
 def test_questions_to_the_driver_are_not_looked_at(watched, cupti, cuda):
     """The state of a stream is asked from the driver, which tells of that call, too."""
 
@@ -322,11 +448,13 @@ def test_questions_to_the_driver_are_not_looked_at(watched, cupti, cuda):
 def test_when_it_is_on(mode, watch_argument, variable, expected, monkeypatch, cuda):
     if variable is not None:
         monkeypatch.setenv("STREAMSHIM_WATCH", variable)
+    monkeypatch.setattr(gate, "needs_mover", False)
     streamshim.install(mode, watch=watch_argument)
-    assert any(isinstance(guard, watch.Watch) for guard in capture.guards) is expected
-    assert len(capture.judges) == expected
+    (guard,) = [guard for guard in capture.guards if isinstance(guard, watch.Watch)]
+    assert guard._wanted() is expected
     streamshim.uninstall()
     assert capture.judges == []
+    assert gate.mover is None
 
 
 def test_wrong_settings(monkeypatch):
