@@ -97,17 +97,19 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class EscapeReport:
-    """The launches that are missing from a graph that has been captured.
+    """The launches that are missing from a graph, seen below Python.
 
     Attributes:
         escapes: one for each line and kernel.
         capture: the capture, in words.
         mode: the mode in force.
+        is_over: whether the capture has ended.
     """
 
     escapes: tuple[Escape, ...]
     capture: str
     mode: str
+    is_over: bool = True
 
     def __str__(self) -> str:
         first, rows = self.escapes[0], []
@@ -122,8 +124,9 @@ class EscapeReport:
         if len(self.escapes) > SHOWN:
             rows.append(("and", f"{len(self.escapes) - SHOWN} more"))
         rows += [("captured", self.capture), ("streamshim mode", self.mode)]
+        which = "that was captured" if self.is_over else "being captured"
         return _rendered(
-            f"Launches are missing from the CUDA graph that was captured; the first was made at {first.site}.",
+            f"Launches are missing from the CUDA graph {which}; the first was made at {first.site}.",
             rows,
             "They were made below Python on a stream outside the capture, so they ran once and are not in the graph: "
             "the first result is right and every replay wrong.",

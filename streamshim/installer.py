@@ -208,8 +208,8 @@ def _install(settings: Settings, by: str = "") -> Installation:
     capture.guards[:] = [sync_mode.SyncMode(), forks.Forks(), torch_calls.HostSyncs(), refusals.Refusals()]
     if settings.mode in (Mode.STRICT, Mode.CHECK):
         capture.readers[:] = [graph_audit.read]
-    gate.mover = state.redirect = Redirect(self_test, settings.redirect) if settings.mode is not Mode.CHECK else None
-    state.watch = Watch(_cupti, state.watches, state.redirect)
+    state.redirect = Redirect(self_test, settings.redirect) if settings.mode is not Mode.CHECK else None
+    state.watch = gate.mover = Watch(_cupti, state.watches, state.redirect)
     capture.guards.append(state.watch)
     capture.judges[:] = [state.watch.judge]
     capture.explain = lost.explained

@@ -12,7 +12,8 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from .. import allowance, capture, fork, gate, ledger, runtime
@@ -114,6 +115,29 @@ class Watch:
         keys = [key for key, escape in list(self._found.items()) if escape.capture == window.id]
         return [self._found.pop(key) for key in keys]
 
+    @property
+    def available(self) -> bool:
+        """Whether launches can be moved in this process; with `calling` this is the gate's mover."""
+        return self._redirect is not None and self._redirect.available and self._subscription is not None
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Move the default-class launches of this thread during a block, which is one call of a bound function.
+
+        Raises:
+            WrongStreamError: at the end, if the call has made other launches outside the capture.
+        """
+        assert self._redirect is not None
+        escaped: list[tuple[Any, ...]] = []
+        self._inside.escaped = escaped
+        with self._redirect.calling():
+            yield
+        self._inside.escaped = None
+        found = [self._found.pop(key) for key in dict.fromkeys(escaped) if key in self._found]
+        if found:
+            report = EscapeReport(tuple(found), capture.describe(found[0].capture), str(gate.mode()), is_over=False)
+            raise WrongStreamError(report)
+
     def _start(self) -> None:
         try:
             if self._source is None:
@@ -172,6 +196,9 @@ class Watch:
             ledger.add(ledger.Event("allowed launch", what, site, given, current, mine))
             return
         key = (what, site, given, mine)
+        escaped = getattr(self._inside, "escaped", None)
+        if escaped is not None:
+            escaped.append(key)
         known = self._found.get(key)
         if known is None and len(self._found) >= KEPT:
             ledger.add(ledger.Event("escaped launch", what, site, given, current, mine))

@@ -319,6 +319,35 @@ def test_a_launch_is_moved_while_a_call_asks_for_it(watched, cupti, function, gi
     assert found.count == 1
 
 
+def test_a_call_that_launches_elsewhere_too_is_refused_at_its_return(watched, cupti):
+    watched.redirect.prepare()
+
+    def call():
+        with watched.guard.calling():
+            cupti.launch(KERNEL, 0)
+            cupti.launch(KERNEL, OUTSIDE, b"own_stream")
+            cupti.launch(KERNEL, OUTSIDE, b"own_stream")
+
+    def body():
+        with pytest.raises(WrongStreamError, match="the CUDA graph being captured") as error:
+            call()
+        (found,) = error.value.report.escapes
+        assert (found.what, found.count) == ("cuLaunchKernel, kernel 'own_stream'", 2)
+        assert "capture 7 on stream" in error.value.report.capture
+        with watched.guard.calling():
+            cupti.launch(KERNEL, 0)
+
+    watched(body, "bind")
+
+
+def test_it_moves_only_while_it_watches(watched):
+    watched.redirect.prepare()
+    assert not watched.guard.available
+    seen = []
+    watched(lambda: seen.append(watched.guard.available))
+    assert seen == [True]
+
+
 def test_an_explicit_stream_is_never_moved(watched, cupti):
     watched.redirect.prepare()
 
@@ -398,12 +427,12 @@ def test_it_is_tried_before_the_first_capture_that_may_need_it(monkeypatch, cuda
         for check in capture.before_begin:
             check()
     assert tried == [1]
-    assert gate.mover.available
+    assert not gate.mover.available  # it works, but there is no CUPTI here
 
 
 def test_in_check_mode_nothing_is_moved(cuda):
     streamshim.install("check", redirect=True)
-    assert gate.mover is None
+    assert not gate.mover.available
 
 
 def test_a_reason_is_in_the_status(monkeypatch, cuda):
