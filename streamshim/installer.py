@@ -353,7 +353,8 @@ def _insist() -> None:
     if _active is not None and _active.problems and _active.settings.mode is Mode.STRICT:
         raise BinderError(_problems_text(_active))
     if _active is not None and _active.redirect is not None and _active.moves() and not capture.any_open():
-        _active.redirect.prepare()
+        watch = _active.watch
+        _active.redirect.prepare(lambda: watch.off if watch is not None else "")
 
 
 def _problems_text(state: _State) -> str:

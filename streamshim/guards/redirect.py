@@ -42,8 +42,12 @@ class Redirect:
         self._lock = fork.Lock()
         self._thread = _Thread()
 
-    def prepare(self) -> None:
-        """Try it, if it has not been tried; before a capture begins, and while none is open."""
+    def prepare(self, unwatched: Callable[[], str] = str) -> None:
+        """Try it, if it has not been tried; before a capture begins, and while none is open.
+
+        Args:
+            unwatched: says after a failure why captures are not watched, if that is so: without it nothing moves.
+        """
         with self._lock:
             if self._tried:
                 return
@@ -52,7 +56,7 @@ class Redirect:
                 with self.calling():
                     self._test()
             except Exception as error:  # noqa: BLE001, whatever it is, launches are refused then as before
-                self.off = f"{type(error).__name__}: {error}"
+                self.off = unwatched() or f"{type(error).__name__}: {error}"
                 logger.warning("streamshim: launches without a stream cannot be moved into captures: %s", self.off)
 
     @property

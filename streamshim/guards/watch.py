@@ -142,7 +142,8 @@ class Watch:
         try:
             if self._source is None:
                 self._source = _checked(self._make())
-            self._subscription = self._source.subscribe(self._told, NAMES)
+            known = [number for number in NAMES if self._source.name_of(number)]
+            self._subscription = self._source.subscribe(self._told, known)
             self.off = ""
         except Exception as error:  # noqa: BLE001, the capture goes on without a watch, whatever is the matter
             reason = f"{type(error).__name__}: {error}"

@@ -37,7 +37,7 @@ class FakeCupti:
     def subscribe(self, told, functions):
         if self.error is not None:
             raise self.error
-        assert set(functions) == set(watch.NAMES)
+        assert set(functions) == set(self.names)
         assert self.told is None, "CUPTI has one subscriber"
         self.told = told
         return self
@@ -403,6 +403,18 @@ def test_nothing_is_moved_where_the_test_failed_or_was_not_made(watched, cupti, 
     assert len(caplog.records) == 1
     assert not mover.available
     escapes(watched, lambda: cupti.launch(KERNEL, 0))
+
+
+def test_a_test_that_failed_since_nothing_is_watched_says_so(watched, cupti):
+    cupti.error = CuptiError("CUPTI has another subscriber already", 39)
+    watched()
+
+    def fail():
+        raise RuntimeError("a launch on NULL was not moved")
+
+    watched.redirect._test = fail
+    watched.redirect.prepare(lambda: watched.guard.off)
+    assert watched.redirect.off == "CuptiError: CUPTI has another subscriber already"
 
 
 def test_the_test_itself_is_moved(watched):
