@@ -1,7 +1,7 @@
 """The functions of the CUDA driver that a capture's watch looks at: CUPTI's numbers, and where each has its stream.
 
 The numbers are from cupti_driver_cbid.h and the offsets from generated_cuda_meta.h of CUPTI 12.8 and 13.0, which agree
-wherever both have a function. They are checked by name against the library at hand (`Cupti.name_of`) before they are used.
+wherever both have a function. They are checked by name against the library at hand (`Cupti.name_of`) before use.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ LAUNCHES: Mapping[int, Call] = MappingProxyType(_launches())
 
 #: CUPTI's number -> what CUDA may refuse in a capture, and lose that: waits, allocations, loading and unloading.
 BREAKING: Mapping[int, str] = MappingProxyType({
-    17: "cuCtxSynchronize", 800: "cuCtxSynchronize_v2", 126: "cuStreamSynchronize", 440: "cuStreamSynchronize_ptsz", 125: "cuStreamQuery",
-    439: "cuStreamQuery_ptsz", 121: "cuEventSynchronize", 120: "cuEventQuery", 243: "cuMemAlloc_v2",
-    371: "cuMemAllocManaged", 245: "cuMemFree_v2", 39: "cuMemHostAlloc", 294: "cuMemAllocHost_v2", 38: "cuMemFreeHost",
-    379: "cuMemHostRegister_v2", 19: "cuModuleLoadData", 20: "cuModuleLoadDataEx", 22: "cuModuleUnload",
-    678: "cuLibraryLoadData", 680: "cuLibraryUnload",
+    17: "cuCtxSynchronize", 800: "cuCtxSynchronize_v2", 126: "cuStreamSynchronize", 440: "cuStreamSynchronize_ptsz",
+    125: "cuStreamQuery", 439: "cuStreamQuery_ptsz", 121: "cuEventSynchronize", 120: "cuEventQuery",
+    243: "cuMemAlloc_v2", 371: "cuMemAllocManaged", 245: "cuMemFree_v2", 39: "cuMemHostAlloc",
+    294: "cuMemAllocHost_v2", 38: "cuMemFreeHost", 379: "cuMemHostRegister_v2", 19: "cuModuleLoadData",
+    20: "cuModuleLoadDataEx", 22: "cuModuleUnload", 678: "cuLibraryLoadData", 680: "cuLibraryUnload",
 })  # fmt: skip
