@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from . import allowance, binders, capture, fork, gate, graph_audit, imports, ledger, runtime
+from . import allowance, binders, capture, fork, gate, imports, ledger, runtime
 from ._version import __version__
 from .errors import AlreadyInstalledError, BinderError
 from .guards import forks, libraries, lost, refusals, sync_mode, torch_calls
@@ -207,7 +207,7 @@ def _install(settings: Settings, by: str = "") -> Installation:
     capture.before_begin[:] = [_insist]
     capture.guards[:] = [sync_mode.SyncMode(), forks.Forks(), torch_calls.HostSyncs(), refusals.Refusals()]
     if settings.mode in (Mode.STRICT, Mode.CHECK):
-        capture.readers[:] = [graph_audit.read]
+        capture.readers[:] = [_read_graph]
     state.redirect = Redirect(self_test, settings.redirect) if settings.mode is not Mode.CHECK else None
     state.watch = gate.mover = Watch(_cupti, state.watches, state.redirect)
     capture.guards.append(state.watch)
@@ -302,6 +302,13 @@ def _wanted(settings: Settings) -> list[str]:
 def _modules(settings: Settings) -> list[str]:
     """The modules that the wanted binders wait for, each once."""
     return list(dict.fromkeys(module for name in _wanted(settings) for module in binders.MODULES[name]))
+
+
+def _read_graph(graph: object, window: capture.Window) -> None:
+    """What reads the graph of each capture; made at the first one."""
+    from .graph_audit import read
+
+    read(graph, window)
 
 
 def _cupti() -> Source:

@@ -126,7 +126,7 @@ def escapes(watched, body, mode="strict"):
 def test_a_launch_outside_the_capture_is_found(watched, cupti, function, given):
     (found,) = escapes(watched, lambda: cupti.launch(function, given))
     assert found.what == LAUNCHES[function].name
-    assert found.site.file.endswith("test_watch.py")
+    assert found.site.file.endswith("test_watch_findings.py")
     assert found.expected == "0x7f0010, torch's current stream of cuda:0"
     assert found.count == 1
 
@@ -275,7 +275,7 @@ def test_a_call_that_the_driver_refused_is_remembered(watched, cupti, name, stat
     watched(lambda: cupti.fail(name, status))
     (event,) = ledger.events()
     assert (event.kind, event.what, event.capture) == ("failed sync", f"{name} in thread MainThread", 7)
-    assert event.site.file.endswith("test_watch.py")
+    assert event.site.file.endswith("test_watch_findings.py")
 
 
 def test_other_failures_are_not(watched, cupti):
