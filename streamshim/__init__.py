@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         CaptureInvalidatedError,
         CompiledInCaptureError,
         CompiledInCaptureWarning,
+        EscapedLaunchWarning,
         HostSyncError,
         NoCudaError,
         RescuedLaunchWarning,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         StreamShimWarning,
         WrongStreamError,
     )
+    from .graph_audit import GraphAudit, assert_captured, audit
     from .installer import Installation, current_handle, install, status, uninstall
     from .report import Status
     from .settings import Mode
@@ -39,7 +41,9 @@ _HOMES = {
     "CaptureInvalidatedError": "errors",
     "CompiledInCaptureError": "errors",
     "CompiledInCaptureWarning": "errors",
+    "EscapedLaunchWarning": "errors",
     "HostSyncError": "errors",
+    "GraphAudit": "graph_audit",
     "Installation": "installer",
     "Mode": "settings",
     "NoCudaError": "errors",
@@ -51,6 +55,8 @@ _HOMES = {
     "StreamShimWarning": "errors",
     "WrongStreamError": "errors",
     "allow": "allowance",
+    "assert_captured": "graph_audit",
+    "audit": "graph_audit",
     "bind": "binders.ctypes_.api",
     "compile": "compiler",
     "current_handle": "installer",
@@ -68,6 +74,8 @@ __all__ = [
     "CaptureInvalidatedError",
     "CompiledInCaptureError",
     "CompiledInCaptureWarning",
+    "EscapedLaunchWarning",
+    "GraphAudit",
     "HostSyncError",
     "Installation",
     "Mode",
@@ -80,6 +88,8 @@ __all__ = [
     "WrongStreamError",
     "__version__",
     "allow",
+    "assert_captured",
+    "audit",
     "bind",
     "compile",
     "current_handle",

@@ -63,6 +63,10 @@ enabled = False
 before_begin: list[Callable[[], None]] = []
 #: Told when a capture has begun, and before it ends (see `guards`).
 guards: list[Any] = []
+#: Given torch's graph and the window just before its capture ends, to read the graph.
+readers: list[Callable[[Any, Window], None]] = []
+#: Given the window of a capture that has ended well; what they return is raised, before the graph can be used.
+judges: list[Callable[[Window], BaseException | None]] = []
 #: Given the window and torch's error when a capture has failed; returns what is raised instead, or None.
 explain: Callable[[Window, BaseException], BaseException | None] | None = None
 
@@ -170,6 +174,8 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
         asked = runtime.get()
         handle = asked.current_handle(asked.current_device())
         closing = ending(handle)
+        if closing is not None:
+            _read(self, closing)
         try:
             result = original(self, *args, **kwargs)
         except BaseException as error:
@@ -186,9 +192,22 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
                 raise explained from error
             raise
         ended(handle)
+        if closing is not None:
+            for judge in judges:
+                verdict = judge(closing)
+                if verdict is not None:
+                    raise verdict
         return result
 
     return capture_end
+
+
+def _read(graph: Any, window: Window) -> None:
+    for reader in readers:
+        try:
+            reader(graph, window)
+        except Exception:
+            logger.exception("streamshim: the graph could not be read")
 
 
 def _tell(whom: list[Any], what: str, window: Window) -> None:

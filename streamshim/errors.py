@@ -10,6 +10,7 @@
     └── NoCudaError                 a question about streams was asked where torch has no CUDA
     StreamShimWarning (UserWarning)
     ├── RescuedLaunchWarning        a launch was moved into the capture
+    ├── EscapedLaunchWarning        a launch below Python is missing from a graph
     └── CompiledInCaptureWarning    a kernel was compiled inside a capture
 
 No tensor and no stream object is ever formatted here: formatting a tensor synchronises.
@@ -67,6 +68,75 @@ class LaunchReport:
             ("streamshim mode", self.mode),
         ]
         return _rendered(self.headline, rows, self.why, self.remedy)
+
+
+@dataclass(frozen=True)
+class Escape:
+    """A launch that a capturing thread has made outside the capture, seen below Python.
+
+    Attributes:
+        what: the function of the driver, with the kernel's name where there is one.
+        site: the user's line.
+        given: the stream that it was launched on, in words.
+        expected: the stream that it should have been, in words.
+        capture: the driver's id of the capture.
+        count: how often this line did it.
+    """
+
+    what: str
+    site: Site
+    given: str
+    expected: str
+    capture: int
+    count: int = 1
+
+
+#: How many escapes a report tells of in full.
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class EscapeReport:
+    """The launches that are missing from a graph, seen below Python.
+
+    Attributes:
+        escapes: one for each line and kernel.
+        capture: the capture, in words.
+        mode: the mode in force.
+        is_over: whether the capture has ended.
+    """
+
+    escapes: tuple[Escape, ...]
+    capture: str
+    mode: str
+    is_over: bool = True
+
+    def __str__(self) -> str:
+        first, rows = self.escapes[0], []
+        for escape in self.escapes[:SHOWN]:
+            times = f" ({escape.count} times)" if escape.count > 1 else ""
+            rows += [
+                ("launch", f"{escape.what}{times}"),
+                ("called at", _with_source(escape.site)),
+                ("stream", escape.given),
+                ("stream expected", escape.expected),
+            ]
+        if len(self.escapes) > SHOWN:
+            rows.append(("and", f"{len(self.escapes) - SHOWN} more"))
+        rows += [("captured", self.capture), ("streamshim mode", self.mode)]
+        which = "that was captured" if self.is_over else "being captured"
+        return _rendered(
+            f"Launches are missing from the CUDA graph {which}; the first was made at {first.site}.",
+            rows,
+            "They were made below Python on a stream outside the capture, so they ran once and are not in the graph: "
+            "the first result is right and every replay wrong.",
+            (
+                "Give the code that launches torch's current stream (in C++: at::cuda::getCurrentCUDAStream()), for "
+                "every launch inside it.",
+                "If a launch is meant to stay outside the graph, say so: with streamshim.allow('launch', "
+                "reason='...').",
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -172,13 +242,14 @@ def _wrapped(text: str, first: str = "", later: str = "") -> list[str]:
 class WrongStreamError(StreamShimError):
     """A launch was refused before anything was launched: its stream would keep it out of the graph being captured.
 
-    The capture itself is untouched: the caller may catch this, go on, end the capture and replay.
+    The capture itself is untouched: the caller may catch this, go on, end the capture and replay. What is only seen
+    below Python is told at the end of the capture instead, before its graph can be used.
 
     Attributes:
-        report: the `LaunchReport` that is the text of the error.
+        report: the `LaunchReport`, or at the end of a capture the `EscapeReport`, that is the text of the error.
     """
 
-    def __init__(self, report: LaunchReport) -> None:
+    def __init__(self, report: LaunchReport | EscapeReport) -> None:
         super().__init__(str(report))
         self.report = report
 
@@ -209,6 +280,10 @@ class CaptureInvalidatedError(StreamShimError, RuntimeError):
 
 class RescuedLaunchWarning(StreamShimWarning):
     """A launch with a stream outside the capture was moved onto the capturing stream."""
+
+
+class EscapedLaunchWarning(StreamShimWarning):
+    """Launches below Python are missing from a graph that was captured."""
 
 
 class CompiledInCaptureError(StreamShimError):

@@ -9,6 +9,7 @@
     explicit, not capturing             capturing        bind and warn   refuse     refuse
     explicit, another capture           capturing        refuse          refuse     refuse
     cannot be bound                     capturing        refuse          refuse     refuse
+      ... but moved below Python        capturing        bind            bind       refuse
 
 Binders turn a call into facts and come here; nothing else decides, and nothing here patches.
 """
@@ -17,9 +18,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from . import allowance, capture, ledger, runtime
 from .callsite import Site, user_site
@@ -46,15 +48,29 @@ class Launch:
 
     Attributes:
         what: for messages, for instance "CuTe kernel 'gate' (TVM-FFI)".
-        can_bind: False if the launch takes no stream and nothing can redirect it.
+        can_bind: False if the launch takes no stream.
         note: one more line for messages, for instance where the stream was lost.
         remedy: what to do when it is refused because it cannot be bound.
+        can_move: what takes no stream can be moved by `mover` all the same, if there is one that works; the caller is
+            then given the current stream's handle, and makes the call inside ``mover.calling()``.
     """
 
     what: str
     can_bind: bool = True
     note: str = ""
     remedy: tuple[str, ...] = ()
+    can_move: bool = False
+
+
+class Mover(Protocol):
+    """What moves launches below Python (`guards.redirect`)."""
+
+    @property
+    def available(self) -> bool:
+        """Whether it works in this process."""
+
+    def calling(self) -> AbstractContextManager[None]:
+        """Move the default-class launches of this thread during a block."""
 
 
 def decide(
@@ -64,6 +80,7 @@ def decide(
     current_capture: CaptureState = NOT_CAPTURING,
     given_capture: CaptureState = NOT_CAPTURING,
     can_bind: bool = True,
+    can_move: bool = False,
 ) -> Verdict:
     """The rule.
 
@@ -73,12 +90,15 @@ def decide(
         current: the handle of torch's current stream of the launch's device.
         current_capture: the capture of the current stream.
         given_capture: the capture of the given stream; not asked for default-class handles.
-        can_bind: False if the launch takes no stream and nothing can redirect it.
+        can_bind: False if the launch takes no stream.
+        can_move: whether it can be moved all the same, below Python.
     """
     if mode is Mode.OFF:
         return Verdict.PASS
     if not can_bind:
-        return Verdict.REFUSE_UNBOUND if current_capture else Verdict.PASS
+        if not current_capture:
+            return Verdict.PASS
+        return Verdict.BIND if can_move and mode is not Mode.CHECK else Verdict.REFUSE_UNBOUND
     if given == current:
         return Verdict.PASS
     if given <= LAST_DEFAULT:
@@ -112,6 +132,11 @@ one_device = False
 _mode: Mode = Mode.OFF
 _binds = False
 active = False
+
+#: Moves launches that take no stream, below Python; None if nothing can.
+mover: Mover | None = None
+#: Whether there is a function that needs it.
+needs_mover = False
 
 #: So that Python's "default" filter shows a rescue once for each line and capture.
 _warned: dict[Any, Any] = {}
@@ -171,7 +196,8 @@ def _resolve_rare(given: int, current: int, device: int, launch: Launch, argumen
     ask = runtime.get().capture_state
     current_capture = ask(current) if current > LEGACY else NOT_CAPTURING
     given_capture = ask(given) if current_capture and given > LAST_DEFAULT else NOT_CAPTURING
-    verdict = decide(_mode, given, current, current_capture, given_capture, launch.can_bind)
+    can_move = not launch.can_bind and launch.can_move and mover is not None and mover.available
+    verdict = decide(_mode, given, current, current_capture, given_capture, launch.can_bind, can_move)
     if verdict is Verdict.PASS:
         return given
     if verdict is Verdict.BIND:

@@ -6,7 +6,7 @@ import atexit
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,8 @@ from . import allowance, binders, capture, fork, gate, imports, ledger, runtime
 from ._version import __version__
 from .errors import AlreadyInstalledError, BinderError
 from .guards import forks, libraries, lost, refusals, sync_mode, torch_calls
+from .guards.redirect import Redirect, self_test
+from .guards.watch import Source, Watch
 from .patching import Patch, PatchSet
 from .settings import BINDERS, Mode, Settings
 
@@ -42,6 +44,26 @@ class _State:
         self.sets: dict[str, list[PatchSet]] = {}
         self.problems: dict[str, str] = {}
         self.applied: set[str] = set()
+        self.watch: Watch | None = None
+        self.redirect: Redirect | None = None
+
+    def moves(self) -> bool:
+        """Whether there is something to be moved into captures below Python."""
+        return self.redirect is not None and (self.settings.redirect or gate.needs_mover)
+
+    def watches(self) -> bool:
+        """Whether captures are to be watched."""
+        return self.settings.watches or self.moves()
+
+    @property
+    def guards_off(self) -> str:
+        """What watches captures and could not be applied, in words."""
+        off = [f"{name}: {problem}" for name, problem in self.problems.items() if name not in BINDERS]
+        if self.watch is not None and self.watch.off:
+            off.append(f"watch: {self.watch.off}")
+        if self.redirect is not None and self.redirect.off:
+            off.append(f"redirect: {self.redirect.off}")
+        return "; ".join(off)
 
     def apply(self, binder: str, make: Callable[[], list[Patch]]) -> None:
         """Apply a set of patches, unless this binder is off already. A problem takes the whole binder off."""
@@ -106,7 +128,12 @@ class Installation:
 
 
 def install(
-    mode: str | Mode | None = None, *, only: Iterable[str] | None = None, skip: Iterable[str] | None = None
+    mode: str | Mode | None = None,
+    *,
+    only: Iterable[str] | None = None,
+    skip: Iterable[str] | None = None,
+    watch: bool | None = None,
+    redirect: bool | None = None,
 ) -> Installation:
     """Make foreign kernels follow torch's current stream, in this process, from now on.
 
@@ -120,6 +147,10 @@ def install(
             ``STREAMSHIM_MODE``, or ``STREAMSHIM_STRICT=1`` for strict, and "bind" if neither is set.
         only: names of the only binders to apply. A binder named here that cannot be applied is an error.
         skip: names of binders to leave out.
+        watch: whether captures are watched for launches that do not pass through Python, with CUPTI. None takes
+            ``STREAMSHIM_WATCH``, and if that is not set, True in strict and check mode.
+        redirect: whether every launch on a default stream that a capturing thread makes, from any extension, is moved
+            into the capture, below Python. None takes ``STREAMSHIM_REDIRECT``; False if that is not set.
 
     Returns:
         An `Installation`. With ``STREAMSHIM_DISABLE=1`` nothing is patched, and ``status()`` says so.
@@ -130,10 +161,11 @@ def install(
         BinderError: if a binder named in ``only``, or any binder in strict mode, cannot be applied to what is
             imported already.
     """
-    settings = Settings.read(mode, only, skip)
+    settings = Settings.read(mode, only, skip, watch, redirect)
     with _lock:
         if _active is not None:
-            differs = _differences(_active.settings, settings, mode, only, skip)
+            said = {"mode": mode, "only": only, "skip": skip, "watch": watch, "redirect": redirect}
+            differs = _differences(_active.settings, settings, said)
             if not differs:
                 imports.settle()
                 return Installation(_active.settings, None)
@@ -174,6 +206,12 @@ def _install(settings: Settings, by: str = "") -> Installation:
     capture.enabled = True
     capture.before_begin[:] = [_insist]
     capture.guards[:] = [sync_mode.SyncMode(), forks.Forks(), torch_calls.HostSyncs(), refusals.Refusals()]
+    if settings.mode in (Mode.STRICT, Mode.CHECK):
+        capture.readers[:] = [_read_graph]
+    state.redirect = Redirect(self_test, settings.redirect) if settings.mode is not Mode.CHECK else None
+    state.watch = gate.mover = Watch(_cupti, state.watches, state.redirect)
+    capture.guards.append(state.watch)
+    capture.judges[:] = [state.watch.judge]
     capture.explain = lost.explained
     allowance.on_change["sync"] = sync_mode.on_allow
     imports.when_imported(_TORCH_GRAPHS, _bind_torch)
@@ -209,6 +247,9 @@ def uninstall() -> None:
         capture.forget_windows()
         capture.before_begin.clear()
         capture.guards.clear()
+        capture.judges.clear()
+        gate.mover, gate.needs_mover = None, False
+        capture.readers.clear()
         capture.explain = None
         allowance.on_change.clear()
         for module in (_TORCH_GRAPHS, _TORCH_CUDA, *libraries.CALLS, *_modules(state.settings)):
@@ -230,11 +271,7 @@ def status() -> Status:
             source=settings.source,
             started_by=_active.by if _active is not None else "",
             reason="" if _active is not None else _why_not(settings),
-            guards_off="; ".join(
-                f"{name}: {problem}" for name, problem in _active.problems.items() if name not in BINDERS
-            )
-            if _active is not None
-            else "",
+            guards_off=_active.guards_off if _active is not None else "",
             torch=str(getattr(torch, "__version__", "?")) if torch is not None else None,
             binders=[_binder_status(name, settings) for name in BINDERS],
             captures=[capture.describe(window.id) for window in capture.open_windows()],
@@ -265,6 +302,20 @@ def _wanted(settings: Settings) -> list[str]:
 def _modules(settings: Settings) -> list[str]:
     """The modules that the wanted binders wait for, each once."""
     return list(dict.fromkeys(module for name in _wanted(settings) for module in binders.MODULES[name]))
+
+
+def _read_graph(graph: object, window: capture.Window) -> None:
+    """What reads the graph of each capture; made at the first one."""
+    from .graph_audit import read
+
+    read(graph, window)
+
+
+def _cupti() -> Source:
+    """What the watch is told by; made at the first capture, when torch has mapped the library."""
+    from .runtime.cupti import Cupti
+
+    return Cupti()
 
 
 def _bind(module: ModuleType) -> None:
@@ -308,6 +359,9 @@ def _insist() -> None:
     imports.settle()
     if _active is not None and _active.problems and _active.settings.mode is Mode.STRICT:
         raise BinderError(_problems_text(_active))
+    if _active is not None and _active.redirect is not None and _active.moves() and not capture.any_open():
+        watch = _active.watch
+        _active.redirect.prepare(lambda: watch.off if watch is not None else "")
 
 
 def _problems_text(state: _State) -> str:
@@ -327,16 +381,16 @@ def _problems_text(state: _State) -> str:
     return "\n".join(lines)
 
 
-def _differences(now: Settings, new: Settings, mode: object, only: object, skip: object) -> list[str]:
+def _differences(now: Settings, new: Settings, arguments: Mapping[str, object]) -> list[str]:
     """What was said as an argument and is not what is in force."""
     return [
         f"{name}={_said(getattr(new, name))} (in force: {_said(getattr(now, name))})"
-        for name, argument in (("mode", mode), ("only", only), ("skip", skip))
+        for name, argument in arguments.items()
         if argument is not None and getattr(now, name) != getattr(new, name)
     ]
 
 
-def _said(value: Mode | frozenset[str] | None) -> str:
+def _said(value: Mode | frozenset[str] | bool | None) -> str:
     """A setting as the user would write it."""
     return str(sorted(value)) if isinstance(value, frozenset) else str(value)
 

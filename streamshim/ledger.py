@@ -17,7 +17,7 @@ class Event:
 
     Attributes:
         kind: "rescued launch", "refused launch", "allowed launch", "compile in capture", "refused sync",
-            "allowed sync", "failed sync" (CUDA refused it).
+            "allowed sync", "failed sync" (CUDA refused it), "escaped launch" and "moved launch" (below Python).
         what: what was launched or compiled.
         site: the user's line.
         given: the handle that the caller passed.

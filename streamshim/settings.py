@@ -43,6 +43,8 @@ class Settings:
         mode: how launches are treated.
         only: names of the only binders to apply, or None for all.
         skip: names of binders to leave out.
+        watch: whether launches below Python are watched in captures; None: in strict and check mode.
+        redirect: whether every default-class launch of a capturing thread is moved into the capture.
         disabled: why nothing is to be installed (a variable's name and value), or an empty string.
         source: where ``mode`` came from: "argument", a variable's name, or "default".
     """
@@ -50,6 +52,8 @@ class Settings:
     mode: Mode = Mode.BIND
     only: frozenset[str] | None = None
     skip: frozenset[str] = frozenset()
+    watch: bool | None = None
+    redirect: bool = False
     disabled: str = ""
     source: str = "default"
 
@@ -57,6 +61,11 @@ class Settings:
     def active(self) -> bool:
         """Whether anything is to be patched at all."""
         return not self.disabled and self.mode is not Mode.OFF
+
+    @property
+    def watches(self) -> bool:
+        """Whether launches below Python are watched in captures."""
+        return self.mode in (Mode.STRICT, Mode.CHECK) if self.watch is None else self.watch
 
     def wants(self, binder: str) -> bool:
         """Whether the binder of this name is to be applied."""
@@ -68,6 +77,8 @@ class Settings:
         mode: str | Mode | None = None,
         only: Iterable[str] | None = None,
         skip: Iterable[str] | None = None,
+        watch: bool | None = None,
+        redirect: bool | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Settings:
         """Combine arguments and environment.
@@ -77,6 +88,8 @@ class Settings:
                 ``STREAMSHIM_STRICT`` or ``STREAMSHIM``.
             only: names of binders, or None.
             skip: names of binders, or None.
+            watch: True, False, or None to take it from ``STREAMSHIM_WATCH``.
+            redirect: True, False, or None to take it from ``STREAMSHIM_REDIRECT``.
             environ: the environment to read; ``os.environ`` if None.
 
         Raises:
@@ -93,8 +106,11 @@ class Settings:
             from .binders.ctypes_.environment import patterns_from
 
             patterns_from(env)
+        watch = _switch(watch, "watch", env)
+        redirect = _switch(redirect, "redirect", env)
         disabled = f"STREAMSHIM_DISABLE={env['STREAMSHIM_DISABLE']}" if _flag(env, "STREAMSHIM_DISABLE") else ""
-        return cls(chosen, _names(only, "only"), _names(skip, "skip") or frozenset(), disabled, source)
+        left_out = _names(skip, "skip") or frozenset()
+        return cls(chosen, _names(only, "only"), left_out, watch, bool(redirect), disabled, source)
 
 
 def _said_by(env: Mapping[str, str]) -> tuple[Mode, str]:
@@ -130,6 +146,14 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     if value.lower() in boot.OFF:
         return False
     raise ValueError(f"{name} is {value!r}; allowed values: {', '.join(map(repr, boot.ON + boot.OFF[1:]))}, or unset")
+
+
+def _switch(value: bool | None, name: str, env: Mapping[str, str]) -> bool | None:
+    """An argument that is True, False or None; for None what its variable says, and None if that is not set."""
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}; allowed values: True, False, None")
+    variable = f"STREAMSHIM_{name.upper()}"
+    return _flag(env, variable) if value is None and env.get(variable) else value
 
 
 def _names(value: Iterable[str] | None, where: str) -> frozenset[str] | None:

@@ -16,7 +16,7 @@ from types import MappingProxyType, ModuleType, NoneType
 from typing import Any
 
 from .. import gate
-from ..errors import WrongStreamError
+from ..errors import LaunchReport, WrongStreamError
 from ..gate import Launch
 from ..patching import Patch
 from ..settings import Mode
@@ -290,9 +290,10 @@ def _named(
     place = 1 if function.place == 0 else 0  # after the config, where there is one
     kernel = args[place] if place < len(args) else kwargs.get("f")
     name = _kernel_name(kernel) if function.kind is Kind.KERNEL else ""
-    if not name:
+    report = error.report
+    if not name or not isinstance(report, LaunchReport):
         return error
-    return WrongStreamError(dataclasses.replace(error.report, launch=f"{error.report.launch}, kernel {name!r}"))
+    return WrongStreamError(dataclasses.replace(report, launch=f"{report.launch}, kernel {name!r}"))
 
 
 def _kernel_name(kernel: Any) -> str:

@@ -43,8 +43,9 @@ def demo_command(as_json: bool, simulator: bool) -> None:
 # Options after the program's name are the program's.
 @main.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--mode", type=MODES, help="The mode; without it, what the environment says, or bind.")
+@click.option("--watch/--no-watch", default=None, help="Watch captures below Python; without it, in strict and check.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, required=True, metavar="SCRIPT|-m MODULE [ARGS]...")
-def run_command(mode: str | None, arguments: tuple[str, ...]) -> None:
+def run_command(mode: str | None, watch: bool | None, arguments: tuple[str, ...]) -> None:
     """Run a program with streamshim active in it, and in every Python process that it starts.
 
     SCRIPT or -m MODULE and what follows are given to Python as they are. The program's exit status is that of this
@@ -52,7 +53,7 @@ def run_command(mode: str | None, arguments: tuple[str, ...]) -> None:
     """
     from .running import run_python
 
-    run_python(mode, arguments)
+    run_python(mode, watch, arguments)
 
 
 @main.command("status")

@@ -25,17 +25,19 @@ _PROBE = (
 )
 
 
-def run_python(mode: str | None, arguments: Sequence[str]) -> NoReturn:
+def run_python(mode: str | None, watch: bool | None, arguments: Sequence[str]) -> NoReturn:
     """Become Python with these arguments, with streamshim active there and in all that it starts.
 
     Args:
         mode: "bind", "strict", "check", or None for what the environment says.
+        watch: whether captures are watched; None for what the environment says.
         arguments: Python's command line.
 
     Raises:
         click.ClickException: if the settings contradict each other, or nothing can start streamshim there.
     """
-    environ = environment(mode, os.environ)
+    asked = {} if watch is None else {"STREAMSHIM_WATCH": str(int(watch))}
+    environ = environment(mode, {**os.environ, **asked})
     python = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
     if not starts(python, environ):
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STARTUP_FOLDER), environ.get("PYTHONPATH")]))

@@ -19,7 +19,7 @@ import click
 
 from .. import binders, boot
 from ..errors import BinderError, HostSyncError
-from ..installer import install, status
+from ..installer import install, status, uninstall
 from ..settings import BINDERS
 
 NUMBERS = 64
@@ -154,10 +154,23 @@ def _sync_is_refused() -> str:
     return "" if out.item() == 1 else "the capture in which .item() was refused is not right"
 
 
+def _null_launch_is_moved() -> str:
+    """A launch on NULL, moved below Python: `guards.redirect` tries that before the first capture."""
+    import torch
+
+    uninstall()
+    with install("bind", redirect=True):
+        out = torch.zeros(1, device="cuda")
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            out.add_(1)
+        return status().guards_off
+
+
 SELF_TESTS: dict[str, Callable[[], str]] = {
     "a ctypes call with the NULL stream in a capture is bound": _null_launch_is_bound,
     "a CuTe kernel without a stream in a capture is bound": _cute_kernel_is_bound,
     "a host sync in a capture is refused": _sync_is_refused,
+    "a launch from below Python is moved into a capture": _null_launch_is_moved,
 }
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import WrongStreamError
+from ..errors import LaunchReport, WrongStreamError
 from .machine import Kernel, Layer, Machine, Step
 from .model import TOKENS
 
@@ -99,6 +99,7 @@ class KeepingLayer:
                 return
             except WrongStreamError as error:
                 report = error.report
+                assert isinstance(report, LaunchReport)
                 self.refusal = Refusal(str(error), str(report.site), report.given, report.expected)
         self._kernel(*self._machine.buffers, self._machine.current_stream())
 

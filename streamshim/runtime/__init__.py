@@ -63,6 +63,9 @@ class Runtime(Protocol):
     def capture_state(self, handle: int) -> CaptureState:
         """Whether the stream captures. The handle must belong to a living stream."""
 
+    def captured_graph(self, handle: int) -> int:
+        """The handle of the graph that a capturing stream is being captured into; 0 if there is none to be read."""
+
     def thread_mode(self) -> str:
         """How the calling thread interacts with captures: "global" unless it said otherwise, to CUDA
         (``cuThreadExchangeStreamCaptureMode``); "thread_local" or "relaxed" then."""

@@ -270,6 +270,9 @@ class Simulator(Runtime):
             valid = branch.capture.valid
             return CaptureState(branch.capture.id if valid else 0, valid)
 
+    def captured_graph(self, handle: int) -> int:
+        return 0  # a graph of the simulator has no handle; see `Graph.nodes`
+
     def thread_mode(self) -> str:
         return "global"  # nobody can say otherwise here
 

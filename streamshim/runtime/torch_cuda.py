@@ -70,6 +70,11 @@ class TorchCuda:
             return NOT_CAPTURING
         return CaptureState(capture.value, status.value == _ACTIVE)
 
+    def captured_graph(self, handle: int) -> int:
+        status, graph = ctypes.c_int(0), ctypes.c_void_p()
+        result = self._capture_info(handle, ctypes.byref(status), None, ctypes.byref(graph), None, None)
+        return (graph.value or 0) if result == 0 and status.value == _ACTIVE else 0
+
     def thread_mode(self) -> str:
         # The driver tells the mode only in exchange for another one, so this is done twice.
         mode = ctypes.c_int(_GLOBAL)

@@ -215,26 +215,45 @@ def test_on_the_default_stream_nothing_is_ordered(shim, path):
     assert out.tolist() == [42.0] * N
 
 
-@pytest.mark.parametrize("mode", ["bind", "strict", "check"])
-def test_b04_what_takes_no_stream_is_refused_in_captures_and_the_capture_stays_valid(path, mode):
-    """Of four entry points one can be bound; the others are refused: none, one launch without it, a stream of its own.
+WITHOUT = ["no_stream", "forgets_once", "own_stream"]
 
-    A function that uses its stream for some launches only cannot be bound: it is bound as one without a stream.
+
+@pytest.mark.parametrize("mode", ["bind", "strict"])
+def test_b04_what_takes_no_stream_is_moved_into_the_capture_or_refused(path, mode):
+    """Of four entry points one can be bound; two are moved: none, and one launch without it. One is refused, since it
+    has a stream of its own. A function that uses its stream for some launches only is bound as one without a stream.
     """
     library = load(path)
-    wrong = ["no_stream", "forgets_once", "own_stream"]
-    bind(library, {"stream_last": -1, **dict.fromkeys(wrong)})
-    label = f"{Path(path).name}: "
+    bind(library, {"stream_last": -1, **dict.fromkeys(WITHOUT)})
     with streamshim.install(mode):
+        assert captured(none(library)) == RIGHT
+        assert captured(lambda x, out: checked(library.forgets_once(x.data_ptr(), out.data_ptr(), N, None))) == RIGHT
+
+        def call(x, out):
+            with pytest.raises(streamshim.WrongStreamError) as refused:
+                none(library, "own_stream")(x, out)
+            (escape,) = refused.value.report.escapes
+            assert "add_one" in escape.what
+            assert escape.site.file.endswith("test_ctypes.py")
+            torch.add(x, 1.0, out=out)
+
+        assert captured(call, warm_up=False)[1:] == RIGHT[1:]
+
+
+def test_b04_in_check_mode_it_is_refused_and_the_capture_stays_valid(path):
+    library = load(path)
+    bind(library, {"stream_last": -1, **dict.fromkeys(WITHOUT)})
+    label = f"{Path(path).name}: "
+    with streamshim.install("check"):
         x, out = torch.full((N,), 41.0, device="cuda"), torch.zeros(N, device="cuda")
-        for name in wrong:
+        for name in WITHOUT:
             extra = (None,) if name == "forgets_once" else ()
             checked(getattr(library, name)(x.data_ptr(), out.data_ptr(), N, *extra))
             torch.cuda.synchronize()
             assert out.tolist() == [42.0] * N
 
         def call(x, out):
-            for name in wrong:
+            for name in WITHOUT:
                 extra = (None,) if name == "forgets_once" else ()
                 with pytest.raises(streamshim.WrongStreamError) as refused:
                     getattr(library, name)(x.data_ptr(), out.data_ptr(), N, *extra)

@@ -34,6 +34,7 @@ def clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     streamshim.uninstall()
     gate.set_mode(settings.Mode.OFF)
+    gate.mover, gate.needs_mover = None, False
     runtime.use(before)
     gate.connect(before)
     capture.enabled = False

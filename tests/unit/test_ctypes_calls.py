@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import inspect
 import itertools
@@ -804,3 +805,44 @@ def test_addresses_of_pointers():
         assert values.address_of(form) == address
     assert values.address_of(SimpleNamespace(_as_parameter_=address)) == address
     assert values.address_of(None) == 0
+
+
+class Mover:
+    """Stands for what moves launches below Python."""
+
+    def __init__(self, available=True):
+        self.available, self.inside, self.seen = available, False, []
+
+    @contextlib.contextmanager
+    def calling(self):
+        self.inside = True
+        yield
+        self.inside = False
+
+
+@pytest.mark.parametrize("mode", ["bind", "strict"])
+def test_a_function_without_a_stream_is_moved_into_the_capture_where_that_works(streams, monkeypatch, mode):
+    streamshim.install(mode, only=["ctypes"])
+    mover, seen = Mover(), []
+    monkeypatch.setattr(gate, "mover", mover)
+    function = ctypes.CFUNCTYPE(ctypes.c_int, Int)(lambda value: seen.append((value, mover.inside)) or 1)
+    streamshim.bind(function, None)
+    function(1)
+    streams.capture(STREAM)
+    function(2)
+    assert seen == [(1, False), (2, True)]
+    assert not mover.inside
+    mover.available = False
+    with pytest.raises(streamshim.WrongStreamError):
+        function(3)
+
+
+def test_in_check_mode_it_is_refused(streams, monkeypatch):
+    streamshim.install("check", only=["ctypes"])
+    monkeypatch.setattr(gate, "mover", Mover())
+    function, seen = recorder(Int)
+    streamshim.bind(function, None)
+    streams.capture(STREAM)
+    with pytest.raises(streamshim.WrongStreamError):
+        function(3)
+    assert seen == []

@@ -489,7 +489,7 @@ print([value for value in public if inspect.ismodule(value)], inspect.isfunction
 
     def test_the_signature_of_install(self):
         assert str(inspect.signature(streamshim.install)).startswith("(mode: 'str | Mode | None' = None, *, only:")
-        assert list(inspect.signature(streamshim.install).parameters) == ["mode", "only", "skip"]
+        assert list(inspect.signature(streamshim.install).parameters) == ["mode", "only", "skip", "watch", "redirect"]
 
 
 class TestCurrentHandle:

@@ -50,6 +50,7 @@ def launch_of(spec: Spec, label: str) -> Launch:
     return Launch(
         label,
         can_bind=False,
+        can_move=True,
         note="bound through ctypes with stream=None: it takes no stream",
         remedy=(
             f"Give {symbol} a cudaStream_t parameter that every launch inside it uses, and bind it by that parameter's "
@@ -153,17 +154,24 @@ def _general(spec: Spec, label: str) -> Path:
 def _without_stream(spec: Spec, label: str) -> Path:
     """For functions that launch on the NULL stream whatever they are given."""
     launch = launch_of(spec, label)
+    gate.needs_mover = True
 
     def path(original: Callable[..., Any], call: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         function, args = call[0], call[1:]
         device = devices.device_of(spec.device, (*args, *kwargs.values()), label)
-        gate.resolve(0, device, launch)
+        moved = gate.resolve(0, device, launch) != 0
         if spec.tensors is not None:
             args, kwargs = _with_addresses(label, function.argtypes, args, kwargs)
+        launched = in_capture if moved else in_order
         if spec.device == "current":
-            return in_order(device, original, function, args, kwargs)
+            return launched(device, original, function, args, kwargs)
         with runtime.on_device(device):
-            return in_order(device, original, function, args, kwargs)
+            return launched(device, original, function, args, kwargs)
+
+    def in_capture(device: int, original: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        assert gate.mover is not None
+        with gate.mover.calling():
+            return original(function, *args, **kwargs)
 
     def in_order(device: int, original: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         # In a capture (where the call was allowed) an event would tie the NULL stream to it, which CUDA refuses.

@@ -1,0 +1,260 @@
+"""Every launch that a capturing thread makes, also below Python: which of them leave the capture.
+
+A C++ extension, a helper kernel in a .so, a library's own stream do not pass through Python. CUPTI tells of them
+(`runtime.cupti`), from the begin of a capture to its end. A launch on a stream outside the capture, by a thread whose
+current stream captures, is a finding. So is what CUDA refuses in the meantime: it names the call that lost the capture.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from .. import allowance, capture, fork, gate, ledger, runtime
+from ..callsite import user_site
+from ..capture import Window
+from ..errors import Escape, EscapedLaunchWarning, EscapeReport, WrongStreamError
+from ..runtime.driver_calls import BREAKING, CONFIG_STREAM, LAUNCHES, Call
+from ..settings import Mode
+from ..streams import LAST_DEFAULT, LEGACY, describe
+from .redirect import Redirect
+
+logger = logging.getLogger("streamshim")
+
+#: How many different findings are kept; a capture may have millions of launches.
+KEPT = 100
+#: CUPTI's number -> name, of all functions that are looked at.
+NAMES: dict[int, str] = {**{number: call.name for number, call in LAUNCHES.items()}, **BREAKING}
+_CAPTURE_ERRORS = range(900, 909)
+_ENTER = 0
+
+
+class Subscription(Protocol):
+    """What `Source.subscribe` returns."""
+
+    def close(self) -> None:
+        """Tell of nothing more."""
+
+
+class Source(Protocol):
+    """What tells of calls: `runtime.cupti.Cupti`, or a stand-in that delivers the same structures."""
+
+    def subscribe(self, told: Callable[[int, Any], None], functions: Iterable[int]) -> Subscription:
+        """Tell of these functions until the result is closed."""
+
+    def name_of(self, function: int) -> str:
+        """The name of a function, or an empty string."""
+
+
+class Watch:
+    """The guard that subscribes while captures are open.
+
+    Args:
+        make: makes what tells of calls, when the first capture begins; raises an exception where there is none.
+        wanted: whether the capture that begins is to be watched.
+        redirect: says which launches are to be moved into the capture.
+
+    Attributes:
+        off: why it does not watch, in words; an empty string if it does, or has not had to yet.
+    """
+
+    def __init__(
+        self, make: Callable[[], Source], wanted: Callable[[], bool], redirect: Redirect | None = None
+    ) -> None:
+        self.off = ""
+        self._make, self._wanted, self._redirect = make, wanted, redirect
+        self._source: Source | None = None
+        self._lock = fork.Lock()
+        self._open: set[int] = set()
+        self._subscription: Subscription | None = None
+        #: Function and kernel, line, stream, capture -> the finding and how often; filled by any thread.
+        self._found: dict[tuple[Any, ...], Escape] = {}
+        self._inside = threading.local()
+
+    def opened(self, window: Window) -> None:
+        if not self._wanted():
+            return
+        with self._lock:
+            self._open.add(window.id)
+            if self._subscription is None:
+                self._start()
+
+    def closing(self, window: Window) -> None:
+        with self._lock:
+            self._open.discard(window.id)
+            if not self._open and self._subscription is not None:
+                subscription, self._subscription = self._subscription, None
+                subscription.close()
+
+    def judge(self, window: Window) -> WrongStreamError | None:
+        """What was found in a capture that has ended well: an error in strict and check mode, a warning in bind mode.
+
+        Where another exception is on its way already, it is only logged.
+        """
+        found = self.taken(window)
+        if not found:
+            return None
+        report = EscapeReport(tuple(found), str(window), str(gate.mode()))
+        if sys.exc_info()[1] not in (None, window.handled):
+            logger.error("%s", report)
+            return None
+        if gate.mode() is not Mode.BIND:
+            return WrongStreamError(report)
+        site = found[0].site
+        warnings.warn_explicit(str(report), EscapedLaunchWarning, site.file, site.line, registry={})
+        return None
+
+    def taken(self, window: Window) -> list[Escape]:
+        """What was found in a capture, in the order in which it was found first; forgotten with this."""
+        keys = [key for key, escape in list(self._found.items()) if escape.capture == window.id]
+        return [self._found.pop(key) for key in keys]
+
+    @property
+    def available(self) -> bool:
+        """Whether launches can be moved in this process; with `calling` this is the gate's mover."""
+        return self._redirect is not None and self._redirect.available and self._subscription is not None
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Move the default-class launches of this thread during a block, which is one call of a bound function.
+
+        Raises:
+            WrongStreamError: at the end, if the call has made other launches outside the capture.
+        """
+        assert self._redirect is not None
+        escaped: list[tuple[Any, ...]] = []
+        self._inside.escaped = escaped
+        with self._redirect.calling():
+            yield
+        self._inside.escaped = None
+        found = [self._found.pop(key) for key in dict.fromkeys(escaped) if key in self._found]
+        if found:
+            report = EscapeReport(tuple(found), capture.describe(found[0].capture), str(gate.mode()), is_over=False)
+            raise WrongStreamError(report)
+
+    def _start(self) -> None:
+        try:
+            if self._source is None:
+                self._source = _checked(self._make())
+            known = [number for number in NAMES if self._source.name_of(number)]
+            self._subscription = self._source.subscribe(self._told, known)
+            self.off = ""
+        except Exception as error:  # noqa: BLE001, the capture goes on without a watch, whatever is the matter
+            reason = f"{type(error).__name__}: {error}"
+            if reason != self.off or gate.mode() is Mode.STRICT:
+                logger.warning("streamshim: this capture is not watched: %s", reason)
+            self.off = reason
+
+    def _told(self, function: int, data: Any) -> None:
+        # Called from inside the driver, in any thread. What is asked of the driver here would come by here again.
+        if getattr(self._inside, "now", False):
+            return
+        self._inside.now = True
+        try:
+            if data.callbackSite == _ENTER:
+                call = LAUNCHES.get(function)
+                if call is not None:
+                    self._launched(call, data)
+            elif function in BREAKING:
+                self._returned(BREAKING[function], data)
+            else:
+                self._put_back()
+        except Exception:
+            logger.exception("streamshim: the watch failed at %s", NAMES.get(function, function))
+        finally:
+            self._inside.now = False
+
+    def _launched(self, call: Call, data: Any) -> None:
+        asked = runtime.get()
+        device = asked.current_device()
+        current = asked.current_handle(device)
+        given = stream_of(call, data.functionParams or 0)
+        if given == current or current <= LEGACY:
+            return
+        mine = asked.capture_state(current).id
+        if not mine or (given > LAST_DEFAULT and asked.capture_state(given).id == mine):
+            return
+        if given <= LAST_DEFAULT and self._redirect is not None and self._redirect.is_wanted:
+            address = stream_address(call, data.functionParams or 0)
+            if address:
+                ctypes.c_void_p.from_address(address).value = current
+                if call.in_config:
+                    # This is the caller's own structure, to be found as it was.
+                    self._inside.moved = (address, given)
+                ledger.add(ledger.Event("moved launch", call.name, user_site(), given, current, mine))
+                return
+        site = user_site()
+        what = call.name
+        if data.symbolName and call.kind == "kernel":
+            what = f"{call.name}, kernel {data.symbolName.decode(errors='replace')!r}"
+        if allowance.covers("launch", site):
+            ledger.add(ledger.Event("allowed launch", what, site, given, current, mine))
+            return
+        key = (what, site, given, mine)
+        escaped = getattr(self._inside, "escaped", None)
+        if escaped is not None:
+            escaped.append(key)
+        known = self._found.get(key)
+        if known is None and len(self._found) >= KEPT:
+            ledger.add(ledger.Event("escaped launch", what, site, given, current, mine))
+            return
+        count = known.count + 1 if known is not None else 1
+        stream = "none; the NULL stream (0)" if call.stream < 0 else describe(given)
+        expected = f"{describe(current)}, torch's current stream of cuda:{device}"
+        self._found[key] = Escape(what, site, stream, expected, mine, count)
+        ledger.add(ledger.Event("escaped launch", what, site, given, current, mine))
+
+    def _put_back(self) -> None:
+        """After a launch: what was written into a structure of the caller's."""
+        moved = getattr(self._inside, "moved", None)
+        if moved is not None:
+            self._inside.moved = None
+            ctypes.c_void_p.from_address(moved[0]).value = moved[1]
+
+    def _returned(self, name: str, data: Any) -> None:
+        status = ctypes.c_int.from_address(data.functionReturnValue).value if data.functionReturnValue else 0
+        if status not in _CAPTURE_ERRORS:
+            return
+        site, thread = user_site(), threading.current_thread().name
+        for window in capture.open_windows():
+            ledger.add(ledger.Event("failed sync", f"{name} in thread {thread}", site, 0, 0, window.id))
+
+
+def _checked(source: Source) -> Source:
+    """The source, if its numbers mean the functions that they should; LookupError if not."""
+    for number, name in NAMES.items():
+        said = source.name_of(number)
+        if said and said != name:
+            raise LookupError(f"CUPTI's number {number} is {said}, not {name}: its version is not known")
+    return source
+
+
+def stream_of(call: Call, parameters: int) -> int:
+    """The stream of a launch, from its parameters.
+
+    Args:
+        call: the function.
+        parameters: the address of the structure of its parameters.
+
+    Returns:
+        The handle; 0 if it takes none.
+    """
+    address = stream_address(call, parameters)
+    return (ctypes.c_void_p.from_address(address).value or 0) if address else 0
+
+
+def stream_address(call: Call, parameters: int) -> int:
+    """Where the stream of a launch is; 0 if it takes none. Arguments as `stream_of`."""
+    if call.stream < 0 or not parameters:
+        return 0
+    address = parameters + call.stream
+    if not call.in_config:
+        return address
+    config = ctypes.c_void_p.from_address(address).value
+    return config + CONFIG_STREAM if config else 0

@@ -1,0 +1,132 @@
+"""CUPTI's callback API, through ctypes on the ``libcupti`` that torch has mapped: what the driver is called with.
+
+A subscriber sees every call of the enabled functions of the driver, at entry and at exit, in the thread that makes it;
+the runtime's calls come by here too, since they end in the driver's. CUPTI has one subscriber for the process, so
+this one lives from the begin of a capture to its end and no longer
+(https://docs.nvidia.com/cupti/api/group__CUPTI__CALLBACK__API.html).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from ..errors import StreamShimError
+
+#: ``CUPTI_CB_DOMAIN_DRIVER_API``, ``CUPTI_API_ENTER``.
+_DRIVER_API, ENTER = 1, 0
+#: ``CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED``.
+TAKEN = 39
+
+
+class CuptiError(StreamShimError):
+    """CUPTI is not there, or has refused.
+
+    Attributes:
+        code: the number of its ``CUptiResult``; 0 if the library itself is missing.
+    """
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class CallbackData(ctypes.Structure):
+    """``CUpti_CallbackData`` of cupti_callbacks.h (CUDA 12 and 13)."""
+
+    _fields_ = [
+        ("callbackSite", ctypes.c_int),
+        ("functionName", ctypes.c_char_p),
+        ("functionParams", ctypes.c_void_p),
+        ("functionReturnValue", ctypes.c_void_p),
+        ("symbolName", ctypes.c_char_p),
+        ("context", ctypes.c_void_p),
+        ("contextUid", ctypes.c_uint32),
+        ("correlationData", ctypes.c_void_p),
+        ("correlationId", ctypes.c_uint32),
+    ]
+
+
+_Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(CallbackData))
+
+
+class Cupti:
+    """The library, with the functions that are used here.
+
+    Raises:
+        CuptiError: if torch has mapped none.
+    """
+
+    def __init__(self) -> None:
+        path = _mapped("libcupti.so")
+        if path is None:
+            raise CuptiError("no libcupti is loaded in this process; torch brings one with its CUDA builds")
+        self._library = ctypes.CDLL(path)
+        for name in ("cuptiSubscribe", "cuptiUnsubscribe", "cuptiEnableCallback", "cuptiGetCallbackName"):
+            getattr(self._library, name).restype = ctypes.c_int
+
+    def name_of(self, function: int) -> str:
+        """The name of a function of the driver, by CUPTI's number for it; an empty string if there is none."""
+        name = ctypes.c_char_p()
+        result = self._library.cuptiGetCallbackName(_DRIVER_API, ctypes.c_uint32(function), ctypes.byref(name))
+        return (name.value or b"").decode() if result == 0 else ""
+
+    def subscribe(self, told: Callable[[int, CallbackData], None], functions: Iterable[int]) -> Subscription:
+        """Be told of every call of some functions of the driver, by any thread, until `Subscription.close`.
+
+        Args:
+            told: called with CUPTI's number for the function and what is known of the call, at its entry and at its
+                exit; must not raise, since nobody would see it.
+            functions: CUPTI's numbers.
+
+        Raises:
+            CuptiError: with `TAKEN` if somebody else is subscribed (a profiler), or another number.
+        """
+        call = _Callback(lambda _user, _domain, function, data: told(function, data.contents))
+        handle = ctypes.c_void_p()
+        self._check("cuptiSubscribe", self._library.cuptiSubscribe(ctypes.byref(handle), call, None))
+        subscription = Subscription(self._library, handle, call)
+        try:
+            for function in functions:
+                result = self._library.cuptiEnableCallback(
+                    ctypes.c_uint32(1), handle, _DRIVER_API, ctypes.c_uint32(function)
+                )
+                self._check("cuptiEnableCallback", result)
+        except CuptiError:
+            subscription.close()
+            raise
+        return subscription
+
+    @staticmethod
+    def _check(name: str, result: int) -> None:
+        if result == TAKEN:
+            raise CuptiError(
+                "CUPTI has another subscriber already: a profiler (torch.profiler, Nsight, a tracing agent)", result
+            )
+        if result != 0:
+            raise CuptiError(f"{name} failed with CUptiResult {result}", result)
+
+
+class Subscription:
+    """What `Cupti.subscribe` returns."""
+
+    def __init__(self, library: Any, handle: ctypes.c_void_p, call: Any) -> None:
+        # The callback must live as long as CUPTI may call it.
+        self._library, self._handle, self._call = library, handle, call
+
+    def close(self) -> None:
+        """Be told of nothing more. Called twice it does nothing."""
+        if self._handle is not None:
+            handle, self._handle = self._handle, None  # type: ignore[assignment]
+            self._library.cuptiUnsubscribe(handle)
+
+
+def _mapped(name: str) -> str | None:
+    """The path of a library that this process has mapped."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.partition("/")
+        if path[1] and Path(path[2]).name.startswith(name):
+            return f"/{path[2]}"
+    return None
