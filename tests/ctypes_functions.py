@@ -124,7 +124,7 @@ def forget_everything() -> None:
     for library in list(registry._libraries.values()):
         library.asked.clear()
         library.matched.clear()
-        library.update()
+        library.update(registry.applied)
     for key, pointer in list(registry._pointers.items()):
         registry._drop_pointer(key, pointer)
     registry._libraries.clear()

@@ -11,98 +11,17 @@ import gc
 import logging
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ... import fork
 from . import tables
-from .calls import path_of
+from .entries import Library, Pattern, Pointer
 from .environment import VARIABLE, patterns_from
-from .hooks import LibraryHook, PointerHook
 from .labels import has, label_of, label_of_function
 from .specs import Spec
 
 logger = logging.getLogger("streamshim")
-
-
-@dataclass(eq=False)
-class Library:
-    """A library of which functions are bound.
-
-    Attributes:
-        ref: the library.
-        label: its file name, for messages.
-        asked: what was said about the library itself.
-        matched: what was said about a pattern that it matches.
-    """
-
-    ref: weakref.ref[Any]
-    label: str
-    asked: dict[str, Spec] = field(default_factory=dict)
-    matched: dict[str, Spec] = field(default_factory=dict)
-    hook: LibraryHook | None = None
-
-    @property
-    def specs(self) -> dict[str, Spec]:
-        return {**self.matched, **self.asked}
-
-    def update(self) -> None:
-        """Put in place what is asked for, and no more."""
-        library = self.ref()
-        if library is None:
-            return
-        specs = self.specs if applied else {}
-        if not specs:
-            if self.hook is not None and self.hook.undo():
-                self.hook = None
-            return
-        if self.hook is None:
-            self.hook = LibraryHook(library)
-        self.hook.apply()
-        # In two steps, since others call while this changes: a function that stays bound is bound all the time.
-        self.hook.paths.update({name: path_of(spec, f"{self.label}: {name}") for name, spec in specs.items()})
-        for name in [name for name in self.hook.paths if name not in specs]:
-            del self.hook.paths[name]
-
-
-@dataclass(eq=False)
-class Pointer:
-    """A lone function pointer that is bound."""
-
-    ref: weakref.ref[Any]
-    label: str
-    spec: Spec | None
-    hook: PointerHook | None = None
-
-    def update(self) -> None:
-        """Put in place what is asked for."""
-        function = self.ref()
-        if function is None:
-            return
-        if applied and self.spec is not None:
-            self.hook = self.hook or PointerHook(function)
-            self.hook.path = path_of(self.spec, self.label)
-            self.hook.apply(function)
-        elif self.hook is not None and self.hook.undo(function):
-            self.hook = None
-
-
-@dataclass(eq=False)
-class Pattern:
-    """A file name pattern.
-
-    Attributes:
-        text: the pattern.
-        specs: the functions; empty: those of `tables`.
-        matches: how many libraries have matched since this was put in place.
-        remarks: what went wrong with them, in words.
-    """
-
-    text: str
-    specs: dict[str, Spec]
-    matches: int = 0
-    remarks: list[str] = field(default_factory=list)
 
 
 _lock = fork.Lock()
@@ -134,7 +53,7 @@ def add_library(library: Any, functions: Mapping[str, Spec]) -> None:
         _libraries[id(library)] = entry
         for key, pointer in single:
             _drop_pointer(key, pointer)
-        entry.update()
+        entry.update(applied)
 
 
 def add_pointer(function: Any, spec: Spec) -> None:
@@ -157,7 +76,7 @@ def add_pointer(function: Any, spec: Spec) -> None:
         if known is None:
             known = _pointers[id(function)] = Pointer(_forgetting(function, _pointers), label, spec)
         known.spec = spec
-        known.update()
+        known.update(applied)
 
 
 def add_pattern(text: str, functions: Mapping[str, Spec]) -> None:
@@ -221,7 +140,7 @@ def apply() -> None:
         _from_environment.clear()
         _from_environment.update({text: Pattern(text, specs) for text, specs in patterns_from().items()})
         for pointer in list(_pointers.values()):
-            pointer.update()
+            pointer.update(applied)
         _match_again()
 
 
@@ -232,7 +151,7 @@ def withdraw() -> None:
         applied = False
         _from_environment.clear()
         for pointer in list(_pointers.values()):
-            pointer.update()
+            pointer.update(applied)
         _match_again()
 
 
@@ -244,7 +163,7 @@ def loaded(library: Any) -> None:
         with _lock:
             entry = _match(library)
             if entry is not None:
-                entry.update()
+                entry.update(applied)
     except Exception:
         logger.exception("streamshim: could not bind %s", label_of(library))
 
@@ -285,7 +204,7 @@ def _match_again() -> None:
             if "_FuncPtr" in vars(found):
                 _match(found)
     for entry in list(_libraries.values()):
-        entry.update()
+        entry.update(applied)
     _tidy()
 
 
@@ -344,7 +263,7 @@ def _single(kind: type, functions: Mapping[str, Spec], label: str) -> list[tuple
 
 def _drop_pointer(key: int, pointer: Pointer) -> None:
     pointer.spec = None
-    pointer.update()
+    pointer.update(applied)
     if pointer.hook is None:
         _pointers.pop(key, None)
 
