@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
+from typing import Any, TypeVar
 
 from .callsite import Site, user_site
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 KINDS = ("launch", "sync")
 
@@ -55,20 +59,35 @@ class allow(ContextDecorator):
         self.what = what
         self.reason = reason
         self.first_only = first_only
-        self._told: list[Callable[[bool], None] | None] = []
+        #: Thread -> the regions of that thread, and who was told, once for each entry: a decorator is entered by many.
+        self._entered: dict[int, list[tuple[list[allow], Callable[[bool], None] | None]]] = {}
+
+    def __call__(self, function: _Function) -> _Function:
+        """Allow this whenever the function runs.
+
+        Raises:
+            TypeError: for a coroutine or generator function, whose call only makes an object that runs later.
+        """
+        later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        if any(is_one(function) for is_one in later):
+            name = getattr(function, "__qualname__", repr(function))
+            raise TypeError(f"{name} runs after its call has returned; use `with streamshim.allow(...)` inside it")
+        return super().__call__(function)
 
     def __enter__(self) -> allow:
-        _thread.regions.append(self)
         tell = on_change.get(self.what)
         # Who heard of the entry hears of the end, though streamshim be installed or uninstalled in between.
-        self._told.append(tell)
+        self._entered.setdefault(threading.get_ident(), []).append((_thread.regions, tell))
+        _thread.regions.append(self)
         if tell is not None:
             tell(True)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _thread.regions.remove(self)
-        tell = self._told.pop()
+        # A generator with a region inside may be finished by another thread than the one that began it.
+        mine = self._entered.get(threading.get_ident())
+        regions, tell = (mine or next(entries for entries in self._entered.values() if entries)).pop()
+        regions.remove(self)
         if tell is not None:
             tell(False)
 

@@ -157,3 +157,56 @@ def test_a_line_that_another_region_let_through_is_still_new_to_first_only():
     with allow("sync", reason="a test", first_only=True):
         assert covers("sync", site)
         assert not covers("sync", site)
+
+
+def test_a_region_that_is_left_by_another_thread_is_left_on_the_one_that_entered(monkeypatch):
+    """As when a generator is collected by another thread."""
+    told = []
+    monkeypatch.setitem(allowance.on_change, "sync", told.append)
+    region = allow("sync", reason="a test")
+    region.__enter__()
+    thread = threading.Thread(target=region.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join()
+    assert not covers("sync")
+    assert told == [True, False]
+
+
+def test_a_decorated_function_in_two_threads_at_once():
+    both = threading.Barrier(2)
+    seen = []
+
+    @allow("launch", reason="a test")
+    def inside():
+        both.wait(10)
+        seen.append(covers("launch"))
+        both.wait(10)
+
+    def run():
+        inside()
+        seen.append(covers("launch"))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [True, True, False, False]
+
+
+async def coroutine():
+    pass
+
+
+def generator():
+    yield
+
+
+async def asynchronous_generator():
+    yield
+
+
+@pytest.mark.parametrize("function", [coroutine, generator, asynchronous_generator])
+def test_what_runs_later_cannot_be_decorated(function):
+    with pytest.raises(TypeError, match=f"{function.__name__} runs after its call has returned; use `with"):
+        allow("sync", reason="a test")(function)
