@@ -44,10 +44,18 @@ def _launches() -> dict[int, Call]:
         ("cuMemcpyPeerAsync", "copy", 40, (319, 426)),
         ("cuMemcpy2DAsync_v2", "copy", 8, (289, 424)),
         ("cuMemcpy3DAsync_v2", "copy", 8, (291, 425)),
+        ("cuMemcpy3DPeerAsync", "copy", 8, (321, 427)),
+        ("cuMemcpyHtoAAsync_v2", "copy", 32, (293, 419)),
+        ("cuMemcpyAtoHAsync_v2", "copy", 32, (283, 420)),
+        ("cuMemcpyBatchAsync", "copy", 64, (776, 777)),
+        ("cuMemcpy3DBatchAsync", "copy", 32, (778, 779)),
+        ("cuMemcpyBatchAsync_v2", "copy", 56, (796, 797)),
+        ("cuMemcpy3DBatchAsync_v2", "copy", 24, (798, 799)),
         ("cuMemsetD8Async", "set", 24, (216, 428)),
         ("cuMemsetD16Async", "set", 24, (218, 429)),
         ("cuMemsetD32Async", "set", 24, (220, 430)),
         ("cuMemsetD2D8Async", "set", 40, (222, 431)),
+        ("cuMemsetD2D16Async", "set", 40, (224, 432)),
         ("cuMemsetD2D32Async", "set", 40, (226, 433)),
     ]
     calls = {}

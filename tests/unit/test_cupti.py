@@ -78,7 +78,8 @@ def test_a_refusal_leaves_nothing_subscribed():
 def test_a_forked_child_does_not_ask_cupti(monkeypatch):
     library, seen = Library(), []
     subscription = over(library).subscribe(lambda function, data: seen.append(function), [LAUNCH])
-    monkeypatch.setattr(cupti.os, "getpid", lambda pid=os.getpid(): pid + 1)
+    child = os.getpid() + 1
+    monkeypatch.setattr(cupti.os, "getpid", lambda: child)
     subscription.close()
     library.call(LAUNCH)
     assert (library.closed, seen) == (0, [])
