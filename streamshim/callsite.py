@@ -35,7 +35,7 @@ UNKNOWN = Site("<no Python frame>", 0, "?")
 
 
 def user_site() -> Site:
-    """The innermost frame outside `MACHINERY`; the innermost of all if there is no such frame.
+    """The innermost frame outside `MACHINERY`; the innermost that is not ours if there is no such frame.
 
     Threads that were not started by Python (autograd's) may have no frame at all: `UNKNOWN` then.
     """
@@ -43,10 +43,12 @@ def user_site() -> Site:
         frame: FrameType | None = sys._getframe(1)
     except ValueError:
         return UNKNOWN
-    innermost = frame
+    innermost = None
     while frame is not None:
         if not _is_machinery(frame):
             return _site(frame)
+        if innermost is None and not _is_ours(frame):
+            innermost = frame
         frame = frame.f_back
     return _site(innermost) if innermost is not None else UNKNOWN
 
@@ -71,6 +73,10 @@ def is_in_traceback(error: BaseException, module: str) -> bool:
             return True
         step = step.tb_next
     return False
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "streamshim"
 
 
 def _is_machinery(frame: FrameType) -> bool:

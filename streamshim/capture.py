@@ -132,6 +132,14 @@ def ended(handle: int) -> None:
     _windows.pop(_captured_on.pop(handle, 0), None)
 
 
+def judged(window: Window) -> None:
+    """Raise what the judges say of a capture that has ended well; its window is open until `ended`."""
+    for judge in judges:
+        verdict = judge(window)
+        if verdict is not None:
+            raise verdict
+
+
 def goes_on(window: Window) -> None:
     """A capture could not be ended, and is still there: its guards watch on."""
     _tell(guards, "opened", window)
@@ -191,12 +199,11 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
             if explained is not None:
                 raise explained from error
             raise
-        ended(handle)
-        if closing is not None:
-            for judge in judges:
-                verdict = judge(closing)
-                if verdict is not None:
-                    raise verdict
+        try:
+            if closing is not None:
+                judged(closing)
+        finally:
+            ended(handle)
         return result
 
     return capture_end

@@ -56,6 +56,7 @@ def read(graph: Any, window: Window) -> None:
         graph: torch's graph object.
         window: its capture.
     """
+    _read.pop(graph, None)  # of an earlier capture
     handle = runtime.get().captured_graph(window.stream)
     if handle:
         nodes, edges = graphs.read(handle)
@@ -73,17 +74,20 @@ def audit(graph: Any) -> GraphAudit:
         TypeError: if it is something else.
         StreamShimError: if nothing is known of it, saying what to do.
     """
-    known = _read.get(graph) if hasattr(type(graph), "capture_end") else None
-    if known is not None:
-        return known
     raw = getattr(graph, "raw_cuda_graph", None)
     if raw is None and not hasattr(graph, "capture_end"):
         kind = type(graph)
         raise TypeError(f"graph: got {kind.__module__}.{kind.__qualname__}; accepted: a torch.cuda.CUDAGraph")
+    known = _read.get(graph) if hasattr(type(graph), "capture_end") else None
     try:
+        # A graph that torch keeps is asked itself: it may have been captured anew since it was read.
         handle = int(raw()) if raw is not None else 0
     except RuntimeError as error:
+        if known is not None:
+            return known
         raise StreamShimError(f"{_HOW} torch says: {error}") from error
+    if not handle and known is not None:
+        return known
     if not handle:
         raise StreamShimError(_HOW)
     nodes, edges = graphs.read(handle)

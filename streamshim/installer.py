@@ -247,6 +247,8 @@ def uninstall() -> None:
         capture.forget_windows()
         capture.before_begin.clear()
         capture.guards.clear()
+        if state.watch is not None:
+            state.watch.end()
         capture.judges.clear()
         gate.mover, gate.needs_mover = None, False
         capture.readers.clear()
@@ -359,7 +361,7 @@ def _insist() -> None:
     imports.settle()
     if _active is not None and _active.problems and _active.settings.mode is Mode.STRICT:
         raise BinderError(_problems_text(_active))
-    if _active is not None and _active.redirect is not None and _active.moves() and not capture.any_open():
+    if _active is not None and _active.redirect is not None and _active.moves():
         watch = _active.watch
         _active.redirect.prepare(lambda: watch.off if watch is not None else "")
 

@@ -157,7 +157,10 @@ def _begin(place: int) -> _Maker:
 
 
 def _end(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement of a call that ends a capture. An error is a status here, so what explains it is only logged."""
+    """The replacement of a call that ends a capture. An error is a status here, so what explains it is only logged.
+
+    What the judges of a capture say (`capture.judges`) is raised all the same: to CUDA nothing is wrong with it.
+    """
 
     def replacement(*args: Any, **kwargs: Any) -> Any:
         values = (*args, *kwargs.values())
@@ -169,10 +172,14 @@ def _end(original: Callable[..., Any]) -> Callable[..., Any]:
         if int(result[0]) != 0 and runtime.get().capture_state(closing.stream).id == closing.id:
             capture.goes_on(closing)
             return result
-        capture.ended(handle)
-        if int(result[0]) != 0 and capture.explain is not None:
-            # It logs what it finds; there is nothing to raise in a call that returns its errors.
-            capture.explain(closing, RuntimeError(f"{result[0]!r} (error code: {int(result[0])})"))
+        try:
+            if int(result[0]) == 0:
+                capture.judged(closing)
+            elif capture.explain is not None:
+                # It logs what it finds; there is nothing to raise in a call that returns its errors.
+                capture.explain(closing, RuntimeError(f"{result[0]!r} (error code: {int(result[0])})"))
+        finally:
+            capture.ended(handle)
         return result
 
     return replacement

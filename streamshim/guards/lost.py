@@ -21,11 +21,13 @@ def explained(window: Window, error: BaseException) -> CaptureInvalidatedError |
     if code is None:
         return None
     first = _first(error.__context__, window.handled)
-    culprits = [
-        f"{event.what}, at {event.site}, {_CULPRITS[event.kind]}"
-        for event in ledger.events()
-        if event.capture == window.id and event.kind in _CULPRITS
-    ]
+    culprits = list(
+        dict.fromkeys(
+            f"{event.what}, at {event.site}, {_CULPRITS[event.kind]}"
+            for event in ledger.events()
+            if event.capture == window.id and event.kind in _CULPRITS
+        )
+    )
     remedy = [code.remedy]
     site: Site | None = None
     # What comes after the first error only says that it is too late.

@@ -22,7 +22,7 @@ from ..capture import Window
 from ..errors import Escape, EscapedLaunchWarning, EscapeReport, WrongStreamError
 from ..runtime.driver_calls import BREAKING, CONFIG_STREAM, LAUNCHES, Call
 from ..settings import Mode
-from ..streams import LAST_DEFAULT, LEGACY, describe
+from ..streams import LAST_DEFAULT, LEGACY, PER_THREAD, describe
 from .redirect import Redirect
 
 logger = logging.getLogger("streamshim")
@@ -75,13 +75,21 @@ class Watch:
         self._subscription: Subscription | None = None
         #: Function and kernel, line, stream, capture -> the finding and how often; filled by any thread.
         self._found: dict[tuple[Any, ...], Escape] = {}
+        #: Thread, place -> what was there before a launch was moved. Not in ``_inside``: a thread that is not Python's
+        #: has another one of that each time that it is in Python.
+        self._moved: dict[tuple[int, int], int] = {}
         self._inside = threading.local()
+        self._interrupt: BaseException | None = None
 
     def opened(self, window: Window) -> None:
         if not self._wanted():
             return
         with self._lock:
             self._open.add(window.id)
+            # What was found in captures that were lost, or that nobody saw begin, is told by nobody.
+            live = {w.id for w in capture.open_windows()}
+            for key in [key for key, escape in list(self._found.items()) if escape.capture not in live]:
+                self._found.pop(key, None)
             if self._subscription is None:
                 self._start()
 
@@ -92,11 +100,23 @@ class Watch:
                 subscription, self._subscription = self._subscription, None
                 subscription.close()
 
-    def judge(self, window: Window) -> WrongStreamError | None:
+    def end(self) -> None:
+        """For `uninstall`: watch nothing more, also if a capture is just beginning in another thread."""
+        with self._lock:
+            self._wanted = lambda: False
+            if self._subscription is not None:
+                subscription, self._subscription = self._subscription, None
+                subscription.close()
+
+    def judge(self, window: Window) -> BaseException | None:
         """What was found in a capture that has ended well: an error in strict and check mode, a warning in bind mode.
 
-        Where another exception is on its way already, it is only logged.
+        Where another exception is on its way already, it is only logged. An interrupt (Ctrl-C) that came while the
+        driver was asking is returned now, since nothing can be raised through the driver.
         """
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt is not None:
+            return interrupt
         found = self.taken(window)
         if not found:
             return None
@@ -128,12 +148,16 @@ class Watch:
             WrongStreamError: at the end, if the call has made other launches outside the capture.
         """
         assert self._redirect is not None
-        escaped: list[tuple[Any, ...]] = []
+        outer = getattr(self._inside, "escaped", None)
+        escaped: dict[tuple[Any, ...], None] = {}
         self._inside.escaped = escaped
-        with self._redirect.calling():
-            yield
-        self._inside.escaped = None
-        found = [self._found.pop(key) for key in dict.fromkeys(escaped) if key in self._found]
+        try:
+            # What the call raises comes first; its launches are told at the end of the capture then.
+            with self._redirect.calling():
+                yield
+        finally:
+            self._inside.escaped = outer
+        found = [self._found.pop(key) for key in escaped if key in self._found]
         if found:
             report = EscapeReport(tuple(found), capture.describe(found[0].capture), str(gate.mode()), is_over=False)
             raise WrongStreamError(report)
@@ -163,10 +187,12 @@ class Watch:
                     self._launched(call, data)
             elif function in BREAKING:
                 self._returned(BREAKING[function], data)
-            else:
-                self._put_back()
+            elif self._moved:
+                self._put_back(LAUNCHES[function], data)
         except Exception:
             logger.exception("streamshim: the watch failed at %s", NAMES.get(function, function))
+        except BaseException as interrupt:  # noqa: BLE001, `judge` raises it
+            self._interrupt = interrupt
         finally:
             self._inside.now = False
 
@@ -178,15 +204,16 @@ class Watch:
         if given == current or current <= LEGACY:
             return
         mine = asked.capture_state(current).id
-        if not mine or (given > LAST_DEFAULT and asked.capture_state(given).id == mine):
+        if not mine or (given > LEGACY and asked.capture_state(given).id == mine):
             return
         if given <= LAST_DEFAULT and self._redirect is not None and self._redirect.is_wanted:
             address = stream_address(call, data.functionParams or 0)
             if address:
-                ctypes.c_void_p.from_address(address).value = current
+                place = ctypes.c_void_p.from_address(address)
                 if call.in_config:
                     # This is the caller's own structure, to be found as it was.
-                    self._inside.moved = (address, given)
+                    self._moved[threading.get_ident(), address] = place.value or 0
+                place.value = current
                 ledger.add(ledger.Event("moved launch", call.name, user_site(), given, current, mine))
                 return
         site = user_site()
@@ -197,25 +224,25 @@ class Watch:
             ledger.add(ledger.Event("allowed launch", what, site, given, current, mine))
             return
         key = (what, site, given, mine)
-        escaped = getattr(self._inside, "escaped", None)
-        if escaped is not None:
-            escaped.append(key)
         known = self._found.get(key)
         if known is None and len(self._found) >= KEPT:
             ledger.add(ledger.Event("escaped launch", what, site, given, current, mine))
             return
+        escaped = getattr(self._inside, "escaped", None)
+        if escaped is not None:
+            escaped[key] = None
         count = known.count + 1 if known is not None else 1
         stream = "none; the NULL stream (0)" if call.stream < 0 else describe(given)
         expected = f"{describe(current)}, torch's current stream of cuda:{device}"
         self._found[key] = Escape(what, site, stream, expected, mine, count)
         ledger.add(ledger.Event("escaped launch", what, site, given, current, mine))
 
-    def _put_back(self) -> None:
+    def _put_back(self, call: Call, data: Any) -> None:
         """After a launch: what was written into a structure of the caller's."""
-        moved = getattr(self._inside, "moved", None)
-        if moved is not None:
-            self._inside.moved = None
-            ctypes.c_void_p.from_address(moved[0]).value = moved[1]
+        address = stream_address(call, data.functionParams or 0)
+        before = self._moved.pop((threading.get_ident(), address), None)
+        if before is not None:
+            ctypes.c_void_p.from_address(address).value = before
 
     def _returned(self, name: str, data: Any) -> None:
         status = ctypes.c_int.from_address(data.functionReturnValue).value if data.functionReturnValue else 0
@@ -243,10 +270,12 @@ def stream_of(call: Call, parameters: int) -> int:
         parameters: the address of the structure of its parameters.
 
     Returns:
-        The handle; 0 if it takes none.
+        The handle; 0 if it takes none. To the forms for per-thread default streams, NULL is the thread's own.
     """
     address = stream_address(call, parameters)
-    return (ctypes.c_void_p.from_address(address).value or 0) if address else 0
+    if not address:
+        return 0
+    return ctypes.c_void_p.from_address(address).value or (PER_THREAD if call.name.endswith("_ptsz") else 0)
 
 
 def stream_address(call: Call, parameters: int) -> int:

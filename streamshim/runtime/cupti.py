@@ -9,6 +9,8 @@ this one lives from the begin of a capture to its end and no longer
 from __future__ import annotations
 
 import ctypes
+import os
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,17 @@ class CallbackData(ctypes.Structure):
 
 
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(CallbackData))
+_told: Callable[[int, CallbackData], None] | None = None
+
+
+def _called(_user: int | None, _domain: int, function: int, data: Any) -> None:
+    told = _told
+    if told is not None:
+        told(function, data.contents)
+
+
+#: One for all subscriptions, and never freed: a thread may be on its way here while its subscription is closed.
+_CALL = _Callback(_called)
 
 
 class Cupti:
@@ -84,17 +97,18 @@ class Cupti:
         Raises:
             CuptiError: with `TAKEN` if somebody else is subscribed (a profiler), or another number.
         """
-        call = _Callback(lambda _user, _domain, function, data: told(function, data.contents))
+        global _told
         handle = ctypes.c_void_p()
-        self._check("cuptiSubscribe", self._library.cuptiSubscribe(ctypes.byref(handle), call, None))
-        subscription = Subscription(self._library, handle, call)
+        self._check("cuptiSubscribe", self._library.cuptiSubscribe(ctypes.byref(handle), _CALL, None))
+        subscription = Subscription(self._library, handle)
+        _told = told
         try:
             for function in functions:
                 result = self._library.cuptiEnableCallback(
                     ctypes.c_uint32(1), handle, _DRIVER_API, ctypes.c_uint32(function)
                 )
                 self._check("cuptiEnableCallback", result)
-        except CuptiError:
+        except BaseException:
             subscription.close()
             raise
         return subscription
@@ -110,17 +124,22 @@ class Cupti:
 
 
 class Subscription:
-    """What `Cupti.subscribe` returns."""
+    """What `Cupti.subscribe` returns; closed at the latest when Python ends, after which nothing may be called."""
 
-    def __init__(self, library: Any, handle: ctypes.c_void_p, call: Any) -> None:
-        # The callback must live as long as CUPTI may call it.
-        self._library, self._handle, self._call = library, handle, call
+    def __init__(self, library: Any, handle: ctypes.c_void_p) -> None:
+        self._close = weakref.finalize(self, _unsubscribe, library, handle, os.getpid())
 
     def close(self) -> None:
         """Be told of nothing more. Called twice it does nothing."""
-        if self._handle is not None:
-            handle, self._handle = self._handle, None  # type: ignore[assignment]
-            self._library.cuptiUnsubscribe(handle)
+        self._close()
+
+
+def _unsubscribe(library: Any, handle: ctypes.c_void_p, process: int) -> None:
+    global _told
+    _told = None
+    # In a forked child it is the parent's: CUPTI does not work there, and may wait for a lock that nobody holds.
+    if os.getpid() == process:
+        library.cuptiUnsubscribe(handle)
 
 
 def _mapped(name: str) -> str | None:

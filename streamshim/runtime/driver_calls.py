@@ -44,10 +44,18 @@ def _launches() -> dict[int, Call]:
         ("cuMemcpyPeerAsync", "copy", 40, (319, 426)),
         ("cuMemcpy2DAsync_v2", "copy", 8, (289, 424)),
         ("cuMemcpy3DAsync_v2", "copy", 8, (291, 425)),
+        ("cuMemcpy3DPeerAsync", "copy", 8, (321, 427)),
+        ("cuMemcpyHtoAAsync_v2", "copy", 32, (293, 419)),
+        ("cuMemcpyAtoHAsync_v2", "copy", 32, (283, 420)),
+        ("cuMemcpyBatchAsync", "copy", 64, (776, 777)),
+        ("cuMemcpy3DBatchAsync", "copy", 32, (778, 779)),
+        ("cuMemcpyBatchAsync_v2", "copy", 56, (796, 797)),
+        ("cuMemcpy3DBatchAsync_v2", "copy", 24, (798, 799)),
         ("cuMemsetD8Async", "set", 24, (216, 428)),
         ("cuMemsetD16Async", "set", 24, (218, 429)),
         ("cuMemsetD32Async", "set", 24, (220, 430)),
         ("cuMemsetD2D8Async", "set", 40, (222, 431)),
+        ("cuMemsetD2D16Async", "set", 40, (224, 432)),
         ("cuMemsetD2D32Async", "set", 40, (226, 433)),
     ]
     calls = {}
@@ -68,10 +76,12 @@ def _launches() -> dict[int, Call]:
 LAUNCHES: Mapping[int, Call] = MappingProxyType(_launches())
 
 #: CUPTI's number -> what CUDA may refuse in a capture, and lose that: waits, allocations, loading and unloading.
+#:
+#: Not what torch's allocators call with their lock held: cuMemAlloc_v2, cuMemFree_v2, cuMemFreeHost, cuEventQuery and
+#: cuEventSynchronize. To be told takes the GIL, and a thread that has it may wait for that lock, to free a tensor.
 BREAKING: Mapping[int, str] = MappingProxyType({
     17: "cuCtxSynchronize", 800: "cuCtxSynchronize_v2", 126: "cuStreamSynchronize", 440: "cuStreamSynchronize_ptsz",
-    125: "cuStreamQuery", 439: "cuStreamQuery_ptsz", 121: "cuEventSynchronize", 120: "cuEventQuery",
-    243: "cuMemAlloc_v2", 371: "cuMemAllocManaged", 245: "cuMemFree_v2", 39: "cuMemHostAlloc",
-    294: "cuMemAllocHost_v2", 38: "cuMemFreeHost", 379: "cuMemHostRegister_v2", 19: "cuModuleLoadData",
-    20: "cuModuleLoadDataEx", 22: "cuModuleUnload", 678: "cuLibraryLoadData", 680: "cuLibraryUnload",
+    125: "cuStreamQuery", 439: "cuStreamQuery_ptsz", 371: "cuMemAllocManaged", 39: "cuMemHostAlloc",
+    294: "cuMemAllocHost_v2", 379: "cuMemHostRegister_v2", 19: "cuModuleLoadData", 20: "cuModuleLoadDataEx",
+    22: "cuModuleUnload", 678: "cuLibraryLoadData", 680: "cuLibraryUnload",
 })  # fmt: skip

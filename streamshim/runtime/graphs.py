@@ -7,6 +7,7 @@ A graph that is being captured can be read like any other, through the handle th
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,8 +82,9 @@ def _kernel_name(driver: Any, node: int) -> str:
     )
     name = ctypes.c_char_p()
     # A kernel is a function of a module, or a kernel of a library.
-    for handle, ask in ((found.func, driver.cuFuncGetName), (found.kern, driver.cuKernelGetName)):
-        if handle and ask(ctypes.byref(name), ctypes.c_void_p(handle)) == 0 and name.value:
+    for handle, function in ((found.func, "cuFuncGetName"), (found.kern, "cuKernelGetName")):
+        ask = getattr(driver, function, None)  # CUDA 12.3 and later
+        if handle and ask is not None and ask(ctypes.byref(name), ctypes.c_void_p(handle)) == 0 and name.value:
             return demangled(name.value.decode(errors="replace"))
     return "?"
 
@@ -113,13 +115,11 @@ def _list(ask: Any, name: str, graph: ctypes.c_void_p) -> list[int]:
     return [node or 0 for node in found[: count.value]]
 
 
+@functools.lru_cache(maxsize=4096)
 def demangled(name: str) -> str:
     """A C++ name as it was written; other names as they are."""
-    if not name.startswith("_Z"):
-        return name
-    try:
-        library = ctypes.CDLL("libstdc++.so.6")
-    except OSError:
+    library = _cpp() if name.startswith("_Z") else None
+    if library is None:
         return name
     demangle = library.__cxa_demangle
     demangle.restype = ctypes.c_void_p
@@ -131,6 +131,15 @@ def demangled(name: str) -> str:
         return ctypes.string_at(address).decode(errors="replace")
     finally:
         library.free(ctypes.c_void_p(address))
+
+
+@functools.cache
+def _cpp() -> Any:
+    """The C++ library, which has the demangler; None if it is not here."""
+    try:
+        return ctypes.CDLL("libstdc++.so.6")
+    except OSError:
+        return None
 
 
 def _driver() -> Any:

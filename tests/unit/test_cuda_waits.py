@@ -16,6 +16,8 @@ from cuda_recorders import Recorder
 import streamshim
 from streamshim import HostSyncError, WrongStreamError, capture
 from streamshim.binders.cuda_functions import ALLOCATING, AT_ONCE, BEGINS, ENDS, TABLES, WAITING, WAITS
+from streamshim.callsite import Site
+from streamshim.errors import Escape, EscapeReport
 from streamshim.runtime import CaptureState
 
 CURRENT, STALE = 0x7F00, 0x7E00
@@ -236,6 +238,17 @@ def test_a_lost_capture_is_explained_in_the_log(captures, caplog):
     (record,) = caplog.records
     assert "The CUDA graph capture was lost" in record.getMessage()
     assert "901" in record.getMessage()
+
+
+def test_what_is_missing_from_a_capture_is_told_at_its_end(captures, monkeypatch):
+    told, escape = [], Escape("cuLaunchKernel", Site("model.py", 40, "forward"), "0", "0x7f00", 7)
+    report = EscapeReport((escape,), "capture 7", "strict")
+    monkeypatch.setattr(capture, "judges", [told.append, lambda window: WrongStreamError(report)])
+    captures.begin(CURRENT, captures.modes[0])
+    with pytest.raises(WrongStreamError, match="Launches are missing"):
+        captures.end(CURRENT)
+    assert [window.id for window in told] == [7]
+    assert capture.open_windows() == []
 
 
 def test_the_end_of_a_capture_that_nobody_saw_begin_passes(captures):

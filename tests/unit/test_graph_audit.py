@@ -199,6 +199,32 @@ def test_what_was_read_is_forgotten_with_the_graph(captured):
     assert len(graph_audit._read) == 0
 
 
+def test_a_kept_graph_that_was_captured_anew_is_read_anew(captured, driver):
+    graph = captured("strict", keep_graph=True)
+    driver.kinds, driver.edges = {0x200: 1}, ()
+    assert list(streamshim.audit(graph).nodes) == [Node("copy")]
+
+
+def test_what_was_read_of_an_earlier_capture_is_not_told_of_a_later_one(captured, driver):
+    streamshim.install("strict", watch=False)
+    graph = CUDAGraph()
+    for works in (True, False):
+        if not works:
+            driver.cuGraphGetNodes = lambda *args: 700
+        graph.capture_begin()
+        graph.capture_end()
+    with pytest.raises(StreamShimError, match="Nothing is known"):
+        streamshim.audit(graph)
+
+
+def test_a_driver_that_tells_no_names(monkeypatch):
+    """Before CUDA 12.3."""
+    monkeypatch.delattr(Driver, "cuFuncGetName")
+    monkeypatch.delattr(Driver, "cuKernelGetName")
+    nodes, _ = graphs.read(GRAPH, Driver())
+    assert nodes[0] == Node("kernel", "?")
+
+
 def test_assert_captured(captured):
     graph = captured("strict")
     streamshim.assert_captured(graph, "add_one")

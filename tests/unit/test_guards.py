@@ -198,6 +198,15 @@ class TestLostCaptures:
         assert "test_guards.py" in failed
         assert failed.endswith("which CUDA refused because of this capture")
 
+    def test_a_call_that_was_refused_again_and_again_is_named_once(self):
+        """A thread that polls a stream does so until the capture has ended."""
+        for _ in range(50):
+            ledger.add(
+                ledger.Event("failed sync", "cuStreamQuery in thread poller", Site("poll.py", 3, "poll"), 0, 0, 7)
+            )
+        explained = lost.explained(window(), RuntimeError("operation failed due to a previous error during capture"))
+        assert len(explained.report.culprits) == 1
+
     def test_another_failure_is_not_blamed(self, capturing):
         capturing("thread_local", by_other=True)
 

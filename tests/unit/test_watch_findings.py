@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import threading
+import types
 import warnings
 
 import pytest
 
 import streamshim
 from streamshim import EscapedLaunchWarning, WrongStreamError, capture, gate, ledger
-from streamshim.callsite import Site
+from streamshim.callsite import UNKNOWN, Site
 from streamshim.errors import Escape, EscapeReport
 from streamshim.guards import redirect, watch
 from streamshim.patching import PatchSet
@@ -68,6 +70,14 @@ class FakeCupti:
         self.after = where[place]
         return seen
 
+    def enter(self, function, parameters):
+        """The entry of a call with these parameters."""
+        self.told(function, CallbackData(callbackSite=0, functionParams=parameters))
+
+    def leave(self, function, parameters):
+        """Its return."""
+        self.told(function, CallbackData(callbackSite=1, functionParams=parameters))
+
     def fail(self, name, status):
         """A call that the driver refuses."""
         result = ctypes.c_int(status)
@@ -85,8 +95,10 @@ def watched(cupti, cuda, monkeypatch):
     """``watched(body)`` captures a block under the watch."""
 
     class CUDAGraph:
+        id = 7
+
         def capture_begin(self, capture_error_mode="global"):
-            cuda.captures[STREAM] = CaptureState(7)
+            cuda.captures[STREAM] = CaptureState(self.id)
 
         def capture_end(self):
             cuda.captures.pop(STREAM)
@@ -109,7 +121,7 @@ def watched(cupti, cuda, monkeypatch):
         finally:
             graph.capture_end()
 
-    run.guard, run.redirect = guard, mover
+    run.guard, run.redirect, run.graph = guard, mover, CUDAGraph
     yield run
     patches.undo()
 
@@ -269,7 +281,7 @@ def test_a_number_that_an_older_version_does_not_know_is_no_problem(watched, cup
     assert watched.guard.off == ""
 
 
-@pytest.mark.parametrize("name", ["cuCtxSynchronize", "cuMemAlloc_v2", "cuLibraryLoadData"])
+@pytest.mark.parametrize("name", ["cuCtxSynchronize", "cuMemHostAlloc", "cuLibraryLoadData"])
 @pytest.mark.parametrize("status", [900, 901, 907])
 def test_a_call_that_the_driver_refused_is_remembered(watched, cupti, name, status):
     watched(lambda: cupti.fail(name, status))
@@ -279,7 +291,7 @@ def test_a_call_that_the_driver_refused_is_remembered(watched, cupti, name, stat
 
 
 def test_other_failures_are_not(watched, cupti):
-    watched(lambda: cupti.fail("cuMemAlloc_v2", 2))
+    watched(lambda: cupti.fail("cuMemHostAlloc", 2))
     assert ledger.events() == []
 
 
@@ -545,3 +557,233 @@ What to do:
     many = EscapeReport((one,) * 8, "capture 7", "strict")
     assert str(many).count("cuLaunchKernel") == 5
     assert "and              3 more" in str(many)
+
+
+@pytest.mark.parametrize(
+    "name", ["cuMemAlloc_v2", "cuMemFree_v2", "cuMemFreeHost", "cuEventQuery", "cuEventSynchronize"]
+)
+def test_nothing_is_asked_of_python_where_torch_holds_its_allocators_lock(name):
+    """torch's order is the GIL, then the lock; a thread that frees a tensor has the GIL and waits for the lock."""
+    assert name not in NUMBERS
+
+
+def config_of(stream):
+    """The parameters of cuLaunchKernelEx, and the caller's structure that they point to."""
+    config, memory = (ctypes.c_uint64 * 16)(), (ctypes.c_uint64 * 16)()
+    config[CONFIG_STREAM // 8], memory[0] = stream, ctypes.addressof(config)
+    return ctypes.addressof(memory), config, memory
+
+
+def test_the_callers_structure_is_put_back_by_a_thread_that_is_not_pythons(watched, cupti, monkeypatch):
+    """Such a thread has another ``threading.local`` each time that it is in Python."""
+    watched.redirect.everything = True
+    watched.redirect.prepare()
+
+    def body():
+        parameters, config, _ = config_of(0)
+        cupti.enter(KERNEL_EX, parameters)
+        assert config[CONFIG_STREAM // 8] == STREAM
+        monkeypatch.setattr(watched.guard, "_inside", threading.local())
+        cupti.leave(KERNEL_EX, parameters)
+        assert config[CONFIG_STREAM // 8] == 0
+
+    watched(body)
+    assert watched.guard._moved == {}
+
+
+def test_a_launch_inside_a_launch_puts_back_its_own(watched, cupti):
+    watched.redirect.everything = True
+    watched.redirect.prepare()
+
+    def body():
+        outer, first, _a = config_of(1)
+        inner, second, _b = config_of(0)
+        cupti.enter(KERNEL_EX, outer)
+        cupti.enter(KERNEL_EX, inner)
+        cupti.leave(KERNEL_EX, inner)
+        assert (first[CONFIG_STREAM // 8], second[CONFIG_STREAM // 8]) == (STREAM, 0)
+        cupti.launch(KERNEL, 0)
+        assert first[CONFIG_STREAM // 8] == STREAM
+        cupti.leave(KERNEL_EX, outer)
+        assert first[CONFIG_STREAM // 8] == 1
+
+    watched(body)
+
+
+PER_THREAD_FORMS = [n for n, call in LAUNCHES.items() if call.name.endswith("_ptsz")]
+
+
+@pytest.mark.parametrize("function", PER_THREAD_FORMS)
+def test_to_a_per_thread_form_null_is_the_threads_own_stream(watched, cupti, cuda, function):
+    """That one can be forked into a capture, other than the NULL stream."""
+    (found,) = escapes(watched, lambda: cupti.launch(function, 0))
+    assert found.given == "the per-thread default stream (2)"
+
+    def body():
+        cuda.captures[2] = CaptureState(7)
+        cupti.launch(function, 0)
+        cupti.launch(function, 2)
+
+    watched.redirect.everything = True
+    watched.redirect.prepare()
+    watched(body)
+    assert "moved launch" not in ledger.counts()
+
+
+def test_a_call_that_raises_keeps_its_error_and_its_launches_are_told_at_the_end(watched, cupti):
+    watched.redirect.prepare()
+
+    def call():
+        with watched.guard.calling():
+            cupti.launch(KERNEL, OUTSIDE, b"own_stream")
+            raise KeyError("the user's")
+
+    def body():
+        with pytest.raises(KeyError, match="the user's"):
+            call()
+        assert watched.guard._inside.escaped is None
+        assert not watched.redirect.is_wanted
+
+    (found,) = escapes(watched, body)
+    assert found.what == "cuLaunchKernel, kernel 'own_stream'"
+
+
+def test_a_call_inside_a_call_tells_of_its_own_launches(watched, cupti):
+    watched.redirect.prepare()
+
+    def inner():
+        with watched.guard.calling():
+            cupti.launch(KERNEL, OUTSIDE, b"inner")
+
+    def outer():
+        with watched.guard.calling():
+            with pytest.raises(WrongStreamError, match="inner"):
+                inner()
+            cupti.launch(KERNEL, OUTSIDE, b"outer")
+
+    def body():
+        with pytest.raises(WrongStreamError, match="outer"):
+            outer()
+
+    watched(body)
+
+
+def test_what_a_lost_capture_has_left_does_not_keep_others_from_being_told(watched, cupti, cuda):
+    def lost():
+        for i in range(watch.KEPT):
+            cupti.launch(KERNEL, 0, f"kernel_{i}".encode())
+        cuda.captures.clear()
+
+    with pytest.raises(KeyError):  # the stand-in's error for the end of a capture that is no more
+        watched(lost)
+    watched.graph.id = 8
+    (found,) = escapes(watched, lambda: cupti.launch(KERNEL, 0, b"another"))
+    assert found.what == "cuLaunchKernel, kernel 'another'"
+
+
+def test_ctrl_c_during_a_launch_comes_at_the_end_of_the_capture(watched, cupti, cuda, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    went_on = []
+
+    def body():
+        with monkeypatch.context() as patched:
+            patched.setattr(cuda, "current_device", interrupted)
+            cupti.launch(KERNEL, 0)
+        went_on.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        watched(body)
+    assert went_on == [True]
+    watched()
+
+
+def test_uninstalling_while_a_capture_begins_leaves_nothing_subscribed(watched, cupti):
+    window = capture.Window(7, STREAM, 0, Site("a.py", 1, "a"), "MainThread", "global")
+    watched.guard.opened(window)
+    watched.guard.end()
+    assert (cupti.told, cupti.closed) == (None, 1)
+    watched.guard.opened(window)
+    assert cupti.told is None
+
+
+def test_nothing_counts_as_movable_while_it_is_tried_or_if_that_was_interrupted(watched, cupti):
+    seen = []
+
+    def elsewhere():
+        seen.append((watched.redirect.available, watched.redirect.is_wanted))
+
+    def interrupted():
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        raise KeyboardInterrupt
+
+    watched.redirect.everything = True
+    watched.redirect._test = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        watched.redirect.prepare()
+    elsewhere()
+    assert seen == [(False, False)] * 2
+    watched.redirect._test = lambda: None
+    watched.redirect.prepare()
+    assert watched.redirect.available
+
+
+def test_it_is_not_tried_while_a_capture_is_open(watched):
+    tried = []
+    watched.redirect._test = lambda: tried.append(1)
+    watched(watched.redirect.prepare)
+    assert tried == []
+    watched.redirect.prepare()
+    assert tried == [1]
+
+
+def test_a_capture_that_begins_meanwhile_waits_for_the_test(monkeypatch, cuda):
+    started, go_on, began = threading.Event(), threading.Event(), []
+
+    def test():
+        # The test has a capture of its own.
+        monkeypatch.setitem(capture._windows, 9, capture.Window(9, STREAM, 0, Site("a.py", 1, "a"), "a", "global"))
+        started.set()
+        assert go_on.wait(10)
+        began.append("tried")
+
+    def begin():
+        for check in capture.before_begin:
+            check()
+        began.append("begins")
+
+    monkeypatch.setattr("streamshim.installer.self_test", test)
+    streamshim.install(redirect=True)
+    threads = [threading.Thread(target=begin) for _ in range(2)]
+    threads[0].start()
+    assert started.wait(10)
+    threads[1].start()
+    threads[1].join(0.05)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert began == ["tried", "begins", "begins"]
+
+
+def test_a_thread_without_a_python_frame_has_no_line(watched, cupti, cuda):
+    """autograd's threads launch a custom function's backward; what runs there is ours alone."""
+    done = threading.Event()
+    memory = (ctypes.c_uint64 * 16)()
+    data = CallbackData(callbackSite=0, functionParams=ctypes.addressof(memory))
+    # The frames of such a thread begin with the callback.
+    told = types.FunctionType(_tell.__code__, {**watch.__dict__, "__name__": "streamshim.runtime.cupti"})
+
+    def body():
+        _thread.start_new_thread(told, (cupti.told, data, done))
+        assert done.wait(10)
+
+    (found,) = escapes(watched, body)
+    assert found.site == UNKNOWN
+
+
+def _tell(told, data, done):
+    told(307, data)
+    done.set()

@@ -1,0 +1,98 @@
+"""Subscribing to CUPTI, over a stand-in for its library: who is told, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+
+import pytest
+
+from streamshim.runtime import cupti
+from streamshim.runtime.cupti import CallbackData, Cupti, CuptiError
+
+LAUNCH, COPY = 307, 306
+
+
+class Library:
+    """``libcupti``, which keeps the address that it is to call, as C does."""
+
+    def __init__(self, refuse=None):
+        self.address, self.enabled, self.closed, self.refuse = 0, [], 0, refuse
+
+    def cuptiSubscribe(self, handle, call, user):
+        handle._obj.value = 0x7F00_0000_0001
+        self.address = ctypes.cast(call, ctypes.c_void_p).value
+        return 0
+
+    def cuptiEnableCallback(self, on, handle, domain, function):
+        assert (on.value, handle.value, domain) == (1, 0x7F00_0000_0001, 1)
+        self.enabled.append(function.value)
+        return 3 if function.value == self.refuse else 0
+
+    def cuptiUnsubscribe(self, handle):
+        assert handle.value == 0x7F00_0000_0001
+        self.closed += 1
+        return 0
+
+    def call(self, function):
+        data = CallbackData()
+        cupti._Callback(self.address)(None, 1, function, ctypes.pointer(data))
+
+
+def over(library):
+    made = Cupti.__new__(Cupti)
+    made._library = library
+    return made
+
+
+def test_what_is_called_is_told_until_it_is_closed():
+    library, seen = Library(), []
+    subscription = over(library).subscribe(lambda function, data: seen.append((function, data.callbackSite)), [LAUNCH])
+    library.call(LAUNCH)
+    subscription.close()
+    subscription.close()
+    assert (seen, library.enabled, library.closed) == ([(LAUNCH, 0)], [LAUNCH], 1)
+
+
+def test_a_thread_that_is_on_its_way_into_the_callback_finds_it_after_the_end():
+    """CUPTI may have read the address before it was unsubscribed."""
+    library, seen = Library(), []
+    subscription = over(library).subscribe(lambda function, data: seen.append(function), [LAUNCH])
+    subscription.close()
+    del subscription
+    gc.collect()
+    filler = [cupti._Callback(lambda *args: seen.append("somebody else's")) for _ in range(100)]
+    library.call(LAUNCH)
+    assert seen == []
+    del filler
+
+
+def test_a_refusal_leaves_nothing_subscribed():
+    library = Library(refuse=COPY)
+    with pytest.raises(CuptiError, match="cuptiEnableCallback failed with CUptiResult 3"):
+        over(library).subscribe(lambda function, data: None, [LAUNCH, COPY])
+    assert library.closed == 1
+
+
+def test_a_forked_child_does_not_ask_cupti(monkeypatch):
+    library, seen = Library(), []
+    subscription = over(library).subscribe(lambda function, data: seen.append(function), [LAUNCH])
+    child = os.getpid() + 1
+    monkeypatch.setattr(cupti.os, "getpid", lambda: child)
+    subscription.close()
+    library.call(LAUNCH)
+    assert (library.closed, seen) == (0, [])
+
+
+def test_at_the_end_of_a_process_it_is_closed(run_python):
+    code = """
+from streamshim.runtime.cupti import Cupti
+class Library:
+    def cuptiSubscribe(self, handle, call, user): return 0
+    def cuptiUnsubscribe(self, handle): print("closed")
+cupti = Cupti.__new__(Cupti)
+cupti._library = Library()
+kept = cupti.subscribe(lambda function, data: None, [])
+"""
+    assert run_python(code) == "closed\n"
