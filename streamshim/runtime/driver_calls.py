@@ -75,13 +75,13 @@ def _launches() -> dict[int, Call]:
 #: CUPTI's number -> what puts work on a stream.
 LAUNCHES: Mapping[int, Call] = MappingProxyType(_launches())
 
-#: CUPTI's number -> what CUDA may refuse in a capture, and lose that: waits, allocations, loading and unloading.
+#: CUPTI's number -> what CUDA may refuse in a capture, and lose that: waits and allocations.
 #:
 #: Not what torch's allocators call with their lock held: cuMemAlloc_v2, cuMemFree_v2, cuMemFreeHost, cuEventQuery and
 #: cuEventSynchronize. To be told takes the GIL, and a thread that has it may wait for that lock, to free a tensor.
+#: Nor the loading and unloading of modules, which CUDA's runtime does at a first launch with locks of its own.
 BREAKING: Mapping[int, str] = MappingProxyType({
     17: "cuCtxSynchronize", 800: "cuCtxSynchronize_v2", 126: "cuStreamSynchronize", 440: "cuStreamSynchronize_ptsz",
     125: "cuStreamQuery", 439: "cuStreamQuery_ptsz", 371: "cuMemAllocManaged", 39: "cuMemHostAlloc",
-    294: "cuMemAllocHost_v2", 379: "cuMemHostRegister_v2", 19: "cuModuleLoadData", 20: "cuModuleLoadDataEx",
-    22: "cuModuleUnload", 678: "cuLibraryLoadData", 680: "cuLibraryUnload",
+    294: "cuMemAllocHost_v2", 379: "cuMemHostRegister_v2",
 })  # fmt: skip
