@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from . import allowance, binders, capture, fork, gate, imports, ledger, runtime
 from ._version import __version__
 from .errors import AlreadyInstalledError, BinderError
-from .guards import forks, libraries, lost, refusals, sync_mode, torch_calls
+from .guards import blocks, forks, libraries, lost, refusals, sync_mode, torch_calls
 from .guards.redirect import Redirect, self_test
 from .guards.watch import Source, Watch
 from .patching import Patch, PatchSet
@@ -338,7 +338,8 @@ def _patches(name: str, module: ModuleType) -> list[Patch]:
 def _bind_torch(module: ModuleType) -> None:
     with _lock:
         if _active is not None:
-            _active.apply(_CAPTURES, lambda: capture.patches(module.CUDAGraph))
+            block = getattr(module, "graph", None)
+            _active.apply(_CAPTURES, lambda: [*capture.patches(module.CUDAGraph), *blocks.patches(block)])
 
 
 def _bind_waits(module: ModuleType) -> None:
