@@ -6,7 +6,7 @@ import atexit
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -16,11 +16,12 @@ from .errors import AlreadyInstalledError, BinderError
 from .guards import blocks, forks, libraries, lost, refusals, sync_mode, torch_calls
 from .guards.redirect import Redirect, self_test
 from .guards.watch import Source, Watch
-from .patching import Patch, PatchSet
+from .patching import Patch
 from .settings import BINDERS, Mode, Settings
+from .state import State
 
 if TYPE_CHECKING:
-    from .report import BinderStatus, Status
+    from .report import Status
 
 logger = logging.getLogger("streamshim")
 
@@ -30,64 +31,9 @@ _CAPTURES = "torch captures"
 _WAITS = "torch waits"
 
 _lock = fork.Lock()
-_active: _State | None = None
+_active: State | None = None
 _asked: Settings | None = None  # by the last call of `install`
 _shadowed: list[str] = []
-
-
-class _State:
-    """One installation in force; ``by`` says who installed it, empty for the program itself."""
-
-    def __init__(self, settings: Settings, by: str) -> None:
-        self.settings = settings
-        self.by = by
-        self.sets: dict[str, list[PatchSet]] = {}
-        self.problems: dict[str, str] = {}
-        self.applied: set[str] = set()
-        self.watch: Watch | None = None
-        self.redirect: Redirect | None = None
-
-    def moves(self) -> bool:
-        """Whether there is something to be moved into captures below Python."""
-        return self.redirect is not None and (self.settings.redirect or gate.needs_mover)
-
-    def watches(self) -> bool:
-        """Whether captures are to be watched."""
-        return self.settings.watches or self.moves()
-
-    @property
-    def guards_off(self) -> str:
-        """What watches captures and could not be applied, in words."""
-        off = [f"{name}: {problem}" for name, problem in self.problems.items() if name not in BINDERS]
-        if self.watch is not None and self.watch.off:
-            off.append(f"watch: {self.watch.off}")
-        if self.redirect is not None and self.redirect.off:
-            off.append(f"redirect: {self.redirect.off}")
-        return "; ".join(off)
-
-    def apply(self, binder: str, make: Callable[[], list[Patch]]) -> None:
-        """Apply a set of patches, unless this binder is off already. A problem takes the whole binder off."""
-        if binder in self.problems:
-            return
-        try:
-            patches = PatchSet(make())
-            problem = "; ".join(patches.probe())
-            if not problem:
-                patches.apply()
-                self.sets.setdefault(binder, []).append(patches)
-        except Exception as error:  # noqa: BLE001, an unknown shape can fail in any way
-            problem = f"{type(error).__name__}: {error}"
-        if problem:
-            # One half of a binder would bind some launches and not others.
-            self.problems[binder] = problem
-            self.undo(binder)
-            kind = "binder" if binder in BINDERS else "guard of"
-            logger.warning("streamshim: %s %s is off: %s", kind, binder, problem)
-
-    def undo(self, binder: str) -> None:
-        """Undo what a binder has patched."""
-        for patches in reversed(self.sets.pop(binder, [])):
-            _shadowed.extend(patches.undo())
 
 
 class Installation:
@@ -97,7 +43,7 @@ class Installation:
         settings: the settings in force.
     """
 
-    def __init__(self, settings: Settings, state: _State | None) -> None:
+    def __init__(self, settings: Settings, state: State | None) -> None:
         self.settings = settings
         self._state = state
 
@@ -165,7 +111,7 @@ def install(
     with _lock:
         if _active is not None:
             said = {"mode": mode, "only": only, "skip": skip, "watch": watch, "redirect": redirect}
-            differs = _differences(_active.settings, settings, said)
+            differs = _active.settings.differences(settings, said)
             if not differs:
                 imports.settle()
                 return Installation(_active.settings, None)
@@ -199,7 +145,7 @@ def _install(settings: Settings, by: str = "") -> Installation:
     _asked = settings
     if not settings.active:
         return Installation(settings, None)
-    _active = state = _State(settings, by)
+    _active = state = State(settings, by, _shadowed)
     _shadowed.clear()
     ledger.clear()
     gate.set_mode(settings.mode)
@@ -222,7 +168,7 @@ def _install(settings: Settings, by: str = "") -> Installation:
         imports.when_imported(module, _bind)
     if state.problems and (settings.mode is Mode.STRICT or settings.only is not None):
         uninstall()
-        raise BinderError(_problems_text(state))
+        raise BinderError(state.problems_text)
     return Installation(settings, state)
 
 
@@ -260,7 +206,7 @@ def uninstall() -> None:
 
 def status() -> Status:
     """What is bound, in which version, and what is off and why. Prints well; has ``to_dict()``."""
-    from .report import Status
+    from .report import Status, binder_status
 
     with _lock:
         imports.settle()
@@ -275,7 +221,7 @@ def status() -> Status:
             reason="" if _active is not None else _why_not(settings),
             guards_off=_active.guards_off if _active is not None else "",
             torch=str(getattr(torch, "__version__", "?")) if torch is not None else None,
-            binders=[_binder_status(name, settings) for name in BINDERS],
+            binders=[binder_status(name, settings, _active) for name in BINDERS],
             captures=[capture.describe(window.id) for window in capture.open_windows()],
             events=ledger.counts(),
             shadowed=list(_shadowed),
@@ -361,41 +307,10 @@ def _insist() -> None:
     """Before a capture begins: bind what is complete by now; in strict mode, refuse to begin without a binder."""
     imports.settle()
     if _active is not None and _active.problems and _active.settings.mode is Mode.STRICT:
-        raise BinderError(_problems_text(_active))
+        raise BinderError(_active.problems_text)
     if _active is not None and _active.redirect is not None and _active.moves():
         watch = _active.watch
         _active.redirect.prepare(lambda: watch.off if watch is not None else "")
-
-
-def _problems_text(state: _State) -> str:
-    binding = [f"  {name}: {problem}" for name, problem in state.problems.items() if name in BINDERS]
-    watching = [f"  {name}: {problem}" for name, problem in state.problems.items() if name not in BINDERS]
-    lines = []
-    if binding:
-        lines += ["A binder could not be applied, so launches through it would not follow torch's current stream:"]
-        lines += [
-            *binding,
-            "Use a version within the tested range (streamshim.status() lists it), leave a binder out with "
-            "install(skip=[...]), or use bind mode, which goes on without it.",
-        ]
-    if watching:
-        lines += ["Calls that captures are guarded by could not be patched, so what they break would not be named:"]
-        lines += [*watching, "Use another version of the library, or bind mode, which goes on without them."]
-    return "\n".join(lines)
-
-
-def _differences(now: Settings, new: Settings, arguments: Mapping[str, object]) -> list[str]:
-    """What was said as an argument and is not what is in force."""
-    return [
-        f"{name}={_said(getattr(new, name))} (in force: {_said(getattr(now, name))})"
-        for name, argument in arguments.items()
-        if argument is not None and getattr(now, name) != getattr(new, name)
-    ]
-
-
-def _said(value: Mode | frozenset[str] | bool | None) -> str:
-    """A setting as the user would write it."""
-    return str(sorted(value)) if isinstance(value, frozenset) else str(value)
 
 
 def _tell_allowed() -> None:
@@ -422,22 +337,3 @@ def _why_not(settings: Settings) -> str:
     if settings.mode is Mode.OFF:
         return "mode is off"
     return "install() has not been called" if _asked is None else "uninstall() was called"
-
-
-def _binder_status(name: str, settings: Settings) -> BinderStatus:
-    from .report import BinderStatus
-
-    binder = binders.load(name)
-    versions = {package: binders.version_of(package) for package in binder.packages}
-    tested = dict(binder.packages)
-    if not settings.wants(name):
-        return BinderStatus(name, "skipped", "left out by install()", versions, tested)
-    if _active is None:
-        return BinderStatus(name, "off", "", versions, tested)
-    problem = _active.problems.get(name, "")
-    sets = _active.sets.get(name, [])
-    patched = [patch.target for patches in sets for patch in patches.patches if patch.in_place]
-    lost = [patch.target for patches in sets for patch in patches.patches if not patch.in_place]
-    notes = binder.notes() + [f"{target} was replaced or wrapped by someone else" for target in lost]
-    state = "off" if problem else "bound" if sets else "waiting"
-    return BinderStatus(name, state, problem, versions, tested, patched, notes)

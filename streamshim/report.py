@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from . import binders
+from .settings import Settings
+from .state import State
+
 #: How many targets of a binder the text names.
 LISTED = 10
 
@@ -89,3 +93,27 @@ class Status:
         lines += [f"  noticed   {kind}: {count}" for kind, count in self.events.items()]
         lines += [f"  shadowed  {target}: wrapped by someone else since; it passes through" for target in self.shadowed]
         return "\n".join(lines)
+
+
+def binder_status(name: str, settings: Settings, state: State | None) -> BinderStatus:
+    """What is to be said of a binder.
+
+    Args:
+        name: the binder.
+        settings: those in force, or those that would be.
+        state: the installation; None if there is none.
+    """
+    binder = binders.load(name)
+    versions = {package: binders.version_of(package) for package in binder.packages}
+    tested = dict(binder.packages)
+    if not settings.wants(name):
+        return BinderStatus(name, "skipped", "left out by install()", versions, tested)
+    if state is None:
+        return BinderStatus(name, "off", "", versions, tested)
+    problem = state.problems.get(name, "")
+    sets = state.sets.get(name, [])
+    patched = [patch.target for patches in sets for patch in patches.patches if patch.in_place]
+    lost = [patch.target for patches in sets for patch in patches.patches if not patch.in_place]
+    notes = binder.notes() + [f"{target} was replaced or wrapped by someone else" for target in lost]
+    now = "off" if problem else "bound" if sets else "waiting"
+    return BinderStatus(name, now, problem, versions, tested, patched, notes)

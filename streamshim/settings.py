@@ -71,6 +71,19 @@ class Settings:
         """Whether the binder of this name is to be applied."""
         return (self.only is None or binder in self.only) and binder not in self.skip
 
+    def differences(self, new: Settings, arguments: Mapping[str, object]) -> list[str]:
+        """What was said as an argument and is not what these settings say, in words.
+
+        Args:
+            new: what was asked for.
+            arguments: the arguments by the names of their settings; None for what was not given.
+        """
+        return [
+            f"{name}={_said(getattr(new, name))} (in force: {_said(getattr(self, name))})"
+            for name, argument in arguments.items()
+            if argument is not None and getattr(self, name) != getattr(new, name)
+        ]
+
     @classmethod
     def read(
         cls,
@@ -111,6 +124,11 @@ class Settings:
         disabled = f"STREAMSHIM_DISABLE={env['STREAMSHIM_DISABLE']}" if _flag(env, "STREAMSHIM_DISABLE") else ""
         left_out = _names(skip, "skip") or frozenset()
         return cls(chosen, _names(only, "only"), left_out, watch, bool(redirect), disabled, source)
+
+
+def _said(value: Mode | frozenset[str] | bool | None) -> str:
+    """A setting as the user would write it."""
+    return str(sorted(value)) if isinstance(value, frozenset) else str(value)
 
 
 def _said_by(env: Mapping[str, str]) -> tuple[Mode, str]:
