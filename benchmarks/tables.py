@@ -40,7 +40,7 @@ def _tables(run: Mapping[str, Any]) -> Iterator[tuple[str, Row, list[Row]]]:
         yield group.capitalize(), ("form", "variant", "median", "10% to 90%", "of bare"), rows
     rows = []
     for b in run["budgets"]:
-        limit = f"{b['at_most']:g}" + (" ns more" if b["kind"] == "added ns" else "")
+        limit = f"{b['at_most']:g}" + (f" {b['unit']} more" if b["kind"] == "added" else "")
         measured = f"{b['value']:.3g} ({b['p10']:.3g} to {b['p90']:.3g})"
         rows.append((b["budget"], limit, measured, "met" if b["met"] else "MISSED"))
     yield "Budgets", ("budget", "at most", "measured", ""), rows
