@@ -304,3 +304,23 @@ class AlreadyInstalledError(StreamShimError):
 
 class NoCudaError(StreamShimError):
     """torch has no CUDA here, so there is no current stream to ask for."""
+
+
+class ValidationError(StreamShimError):
+    """A kernel cannot be compared with its reference as they are, or the counters cannot be read now."""
+
+
+class ValidationMismatchError(StreamShimError, AssertionError):
+    """A validated kernel did not agree with its reference; raised outside captures, where ``on_mismatch="raise"``.
+
+    Attributes:
+        report: the `ValidationReport` that the text is made from.
+    """
+
+    def __init__(self, text: str, report: object) -> None:
+        super().__init__(text)
+        self.report = report
+
+
+class ValidationMismatchWarning(StreamShimWarning):
+    """A validated kernel did not agree with its reference."""

@@ -1,0 +1,197 @@
+"""The operator that torch.compile puts into its graph for a call of a validated function.
+
+The operator is opaque: it runs `Validated.call`, and so counts on the device whatever runs it, Inductor's code or a
+graph that cudagraph trees have captured. It does **not** declare the counters as arguments that it writes to. They
+would become inputs of the compiled graph, and cudagraph trees do not capture graphs that write to their inputs; and
+functionalisation may hand the operator a copy of them, so that the graph would count in a place that nobody reads. Left
+undeclared, all that the compiler may do is to merge two calls with the same arguments, or to drop a call whose result
+nobody uses; then the kernel runs less often too, and what is counted is what ran.
+
+The call is described by a string, so that a process that loads compiled code from a cache, without tracing, knows it
+too. Numbers are arguments of their own, since they may be symbols.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import imports
+from ..errors import ValidationError
+from .structure import Packed, described, pack, unpack
+
+if TYPE_CHECKING:
+    from .calls import Validated
+
+_Tensors = list[torch.Tensor]
+#: A call's description -> the structure of what it returns, with ("input", (group, index)) for its own arguments.
+_returns: dict[str, Any] = {}
+
+
+def call(function: Validated, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What torch.compile traces instead of a call; plain Python that Dynamo can follow."""
+    packed, written = Packed(), Packed()
+    positions = [place.position for place in function.settings.inplace]
+    keywords = [place.keyword for place in function.settings.inplace]
+    positional = [pack(arg, written if index in positions else packed) for index, arg in enumerate(args)]
+    named = [(key, pack(arg, written if key in keywords else packed)) for key, arg in kwargs.items()]
+    # Which of them are written to is told by their place, as it is here.
+    about = _encode(
+        function.name,
+        tuple([("written" if index in positions else "read", part) for index, part in enumerate(positional)]),
+        tuple([(key, "written" if key in keywords else "read", part) for key, part in named]),
+    )
+    if positions:
+        torch.ops.streamshim.validated_(written.tensors, packed.tensors, packed.ints, packed.floats, about)
+        made: _Tensors = []
+    else:
+        made = torch.ops.streamshim.validated(packed.tensors, packed.ints, packed.floats, about)
+    return _build(_structure_of(about), (made, packed.tensors, written.tensors))
+
+
+def _encode(name: str, positional: Any, named: Any) -> str:
+    try:
+        return json.dumps([name, positional, named], default=_as_json)
+    except TypeError as error:
+        raise ValidationError(f"{name}: {error}") from None
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, (torch.dtype, torch.device)):
+        return {type(value).__name__: str(value).removeprefix("torch.")}
+    raise TypeError(
+        f"an argument is {described(value)}, which cannot be part of an operator; torch.compile accepts "
+        "tensors, numbers, strings, None, torch.dtype, torch.device, and tuples, lists and dicts of these"
+    )
+
+
+def _from_json(value: dict[str, Any]) -> Any:
+    if list(value) == ["dtype"]:
+        return getattr(torch, value["dtype"])
+    return torch.device(value["device"])
+
+
+def _build(structure: Any, groups: tuple[_Tensors, _Tensors, _Tensors]) -> Any:
+    kind, content = structure
+    if kind == "tensor":
+        return groups[content[0]][content[1]]
+    if kind == "dict":
+        return {key: _build(item, groups) for key, item in content}
+    if kind == "list":
+        return [_build(item, groups) for item in content]
+    if kind == "tuple":
+        return tuple([_build(item, groups) for item in content])
+    return content
+
+
+def _structure_of(about: str) -> Any:
+    return _returns[about]
+
+
+@functools.lru_cache(maxsize=4096)
+def _decode(about: str) -> Any:
+    return json.loads(about, object_hook=_from_json)
+
+
+def _arguments(about: str, read: Packed, written: _Tensors) -> tuple[Validated, tuple[Any, ...], dict[str, Any]]:
+    from .calls import functions
+
+    name, positional, named = _decode(about)
+    function = functions.get(name)
+    if function is None:
+        raise ValidationError(
+            f"Compiled code calls the validated function {name!r}, which this process has not: call "
+            f"streamshim.validate(..., name={name!r}) before the code is loaded"
+        )
+    groups = {"read": read, "written": Packed(written)}
+    args = tuple([unpack(part, groups[group]) for group, part in positional])
+    return function, args, {key: unpack(part, groups[group]) for key, group, part in named}
+
+
+def _taken_apart(value: Any, given: _Tensors, written: _Tensors, new: _Tensors) -> Any:
+    """The structure of what a call returns. Tensors that it was not given are added to ``new``."""
+    if isinstance(value, torch.Tensor):
+        for group, members in ((1, given), (2, written)):
+            for index, member in enumerate(members):
+                if value is member:
+                    return ("tensor", (group, index))
+        new.append(value)
+        return ("tensor", (0, len(new) - 1))
+    if isinstance(value, (tuple, list)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return (kind, tuple([_taken_apart(item, given, written, new) for item in value]))
+    if isinstance(value, dict):
+        return ("dict", tuple([(key, _taken_apart(item, given, written, new)) for key, item in value.items()]))
+    return ("plain", value)
+
+
+def _run(read: Packed, written: _Tensors, about: str) -> _Tensors:
+    function, args, kwargs = _arguments(about, read, written)
+    new: _Tensors = []
+    _taken_apart(function.call(args, kwargs), read.tensors, written, new)
+    taken = {tensor.untyped_storage().data_ptr() for tensor in read.tensors + written}
+    # An operator must not return memory that it was given.
+    return [tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor for tensor in new]
+
+
+def _fake(read: Packed, written: _Tensors, about: str) -> _Tensors:
+    function, args, kwargs = _arguments(about, read, written)
+    new: _Tensors = []
+    try:
+        result = function.fake(*args, **kwargs)
+    except Exception as error:
+        raise ValidationError(
+            f"{function.name}: torch.compile calls the reference with tensors that have no values, to learn the shapes "
+            f"of what it returns, and that failed: {type(error).__name__}: {error}\nGive streamshim.validate(..., "
+            "fake=function), which returns empty tensors of the right shapes."
+        ) from error
+    _returns[about] = _taken_apart(result, read.tensors, written, new)
+    return new
+
+
+def _validated(tensors: list[torch.Tensor], ints: list[int], floats: list[float], about: str) -> list[torch.Tensor]:
+    return _run(Packed(tensors, ints, floats), [], about)
+
+
+def _validated_inplace(
+    written: list[torch.Tensor], tensors: list[torch.Tensor], ints: list[int], floats: list[float], about: str
+) -> None:
+    if _run(Packed(tensors, ints, floats), written, about):
+        raise ValidationError(_NEW_OUTPUTS.format(_decode(about)[0]))
+
+
+def _fake_inplace(
+    written: list[torch.Tensor], tensors: list[torch.Tensor], ints: list[int], floats: list[float], about: str
+) -> None:
+    if _fake(Packed(tensors, ints, floats), written, about):
+        raise ValidationError(_NEW_OUTPUTS.format(_decode(about)[0]))
+
+
+_NEW_OUTPUTS = (
+    "{}: under torch.compile a function with `inplace` may return its arguments or nothing, since an operator "
+    "cannot both write to a list of tensors and return another one. Let it write all of its outputs."
+)
+
+_SCHEMA = "(Tensor[] tensors, SymInt[] ints, float[] floats, str about) -> Tensor[]"
+_SCHEMA_INPLACE = "(Tensor(a!)[] written, Tensor[] tensors, SymInt[] ints, float[] floats, str about) -> ()"
+
+
+@functools.cache
+def define() -> None:
+    """Define the two operators ``streamshim::validated`` and ``streamshim::validated_``, once in a process."""
+    new = torch.library.custom_op("streamshim::validated", _validated, mutates_args=(), schema=_SCHEMA)
+    new.register_fake(lambda tensors, ints, floats, about: _fake(Packed(tensors, ints, floats), [], about))
+    written = torch.library.custom_op(
+        "streamshim::validated_", _validated_inplace, mutates_args=("written",), schema=_SCHEMA_INPLACE
+    )
+    written.register_fake(_fake_inplace)
+    # torch.compiler.assume_constant_result would import all of Dynamo, which takes seconds.
+    imports.when_imported("torch._dynamo", _mark)
+
+
+def _mark(dynamo: Any) -> None:
+    for function in (_encode, _structure_of):
+        dynamo.assume_constant_result(function)
