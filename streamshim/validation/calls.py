@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import fork
-from ..callsite import user_site
+from ..callsite import Site, user_site
 from ..errors import HostSyncError, ValidationError
 from . import settings as checks
 from .compare import compare
@@ -58,8 +58,13 @@ class Validated:
             return call(self, args, kwargs)
         return self.call(args, kwargs)
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call, eager or captured; what torch.compile traces is in `compiled`."""
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], site: Site | None = None) -> Any:
+        """The call, eager or captured; what torch.compile traces is in `compiled`.
+
+        Args:
+            args, kwargs: the arguments.
+            site: the user's line; None if it is on the stack.
+        """
         if self.run is not Run.BOTH:
             return (self.kernel if self.run is Run.KERNEL else self.reference)(*args, **kwargs)
         named = tensors((args, kwargs), "arguments")
@@ -83,7 +88,7 @@ class Validated:
         outputs += [(p.name, p.get(*for_kernel), p.get(*for_reference)) for p in self.settings.inplace]
         self._ensure_independent(outputs, inputs)
         with torch.no_grad():
-            entry = self._entry(own, outputs)
+            entry = self._entry(site or user_site(), own, outputs)
             self._count(entry, outputs, [tensor for _, tensor in before])
         return actual if uses_kernel else expected
 
@@ -143,9 +148,9 @@ class Validated:
                     "compared with itself. Let the reference allocate its own."
                 )
 
-    def _entry(self, own: Arguments, outputs: list[tuple[str, torch.Tensor, torch.Tensor]]) -> Entry:
+    def _entry(self, site: Site, own: Arguments, outputs: list[tuple[str, torch.Tensor, torch.Tensor]]) -> Entry:
         """Where this call is counted."""
-        site, given = user_site(), tensors(own, "")
+        given = tensors(own, "")
         shapes = tuple((t.shape, t.dtype, t.device) for _, t in given)
         results = tuple((name, t.shape, t.dtype, t.device) for name, t, _ in outputs)
         packed = Packed()

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import imports
+from ..callsite import Site, short
 from ..errors import ValidationError
 from .structure import Packed, described, pack, unpack
 
@@ -54,9 +56,19 @@ def call(function: Validated, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def _encode(name: str, positional: Any, named: Any) -> str:
     try:
-        return json.dumps([name, positional, named], default=_as_json)
+        return json.dumps([name, _traced_site(), positional, named], default=_as_json)
     except TypeError as error:
         raise ValidationError(f"{name}: {error}") from None
+
+
+def _traced_site() -> tuple[str, int, str]:
+    """The user's line that is being traced, which is on nobody's stack when the compiled code runs."""
+    # Not public; there since torch 2.0.
+    context: Any = torch._guards.TracingContext
+    for frame in reversed(context.extract_stack()):
+        if Path(frame.filename).parent != Path(__file__).parent:
+            return (short(frame.filename), frame.lineno or 0, frame.name)
+    return ("<code compiled by torch>", 0, "?")
 
 
 def _as_json(value: Any) -> Any:
@@ -99,7 +111,7 @@ def _decode(about: str) -> Any:
 def _arguments(about: str, read: Packed, written: _Tensors) -> tuple[Validated, tuple[Any, ...], dict[str, Any]]:
     from .calls import functions
 
-    name, positional, named = _decode(about)
+    name, _, positional, named = _decode(about)
     function = functions.get(name)
     if function is None:
         raise ValidationError(
@@ -131,7 +143,7 @@ def _taken_apart(value: Any, given: _Tensors, written: _Tensors, new: _Tensors) 
 def _run(read: Packed, written: _Tensors, about: str) -> _Tensors:
     function, args, kwargs = _arguments(about, read, written)
     new: _Tensors = []
-    _taken_apart(function.call(args, kwargs), read.tensors, written, new)
+    _taken_apart(function.call(args, kwargs, Site(*_decode(about)[1])), read.tensors, written, new)
     taken = {tensor.untyped_storage().data_ptr() for tensor in read.tensors + written}
     # An operator must not return memory that it was given.
     return [tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor for tensor in new]
