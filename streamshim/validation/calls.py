@@ -27,6 +27,8 @@ MAX_ENTRIES = 1000
 Function = Callable[..., Any]
 #: Positional and keyword arguments.
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+#: Name, the kernel's tensor, the reference's.
+_Pairs = list[tuple[str, torch.Tensor, torch.Tensor]]
 
 
 class Validated:
@@ -38,6 +40,8 @@ class Validated:
         run: what a call runs.
         entries: what was counted, by call site and shapes.
         skipped: how many eager calls were left out by ``sample``.
+        samples: the first bad calls for each set of shapes and numbers.
+        not_kept: why some were not kept although they were asked for.
     """
 
     def __init__(self, kernel: Function, reference: Function, settings: Settings, run: Run, fake: Function) -> None:
@@ -45,6 +49,8 @@ class Validated:
         self.name, self.settings, self.run = settings.name, settings, run
         self.entries: dict[Any, Entry] = {}
         self.skipped = 0
+        self.samples: dict[Any, Samples] = {}
+        self.not_kept = ""
         self._numbers, self._skips = itertools.count(), itertools.count(1)
         self._lock = fork.Lock()
 
@@ -89,7 +95,9 @@ class Validated:
         self._ensure_independent(outputs, inputs)
         with torch.no_grad():
             entry = self._entry(site or user_site(), own, outputs)
-            self._count(entry, outputs, [tensor for _, tensor in before])
+            bad, is_captured = self._count(entry, outputs)
+            if self.settings.keep:
+                self._keep(bad, own, [tensor for _, tensor in before], outputs, is_captured)
         return actual if uses_kernel else expected
 
     def _with_copies(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -133,9 +141,7 @@ class Validated:
                 )
         return result
 
-    def _ensure_independent(
-        self, outputs: list[tuple[str, torch.Tensor, torch.Tensor]], inputs: list[torch.Tensor]
-    ) -> None:
+    def _ensure_independent(self, outputs: _Pairs, inputs: list[torch.Tensor]) -> None:
         if not outputs:
             raise ValidationError(
                 f"{self.name}: there is nothing to compare: the kernel returns no tensor, and `inplace` names none"
@@ -148,15 +154,12 @@ class Validated:
                     "compared with itself. Let the reference allocate its own."
                 )
 
-    def _entry(self, site: Site, own: Arguments, outputs: list[tuple[str, torch.Tensor, torch.Tensor]]) -> Entry:
+    def _entry(self, site: Site, own: Arguments, outputs: _Pairs) -> Entry:
         """Where this call is counted."""
         given = tensors(own, "")
         shapes = tuple((t.shape, t.dtype, t.device) for _, t in given)
         results = tuple((name, t.shape, t.dtype, t.device) for name, t, _ in outputs)
-        packed = Packed()
-        structure = pack(own, packed) if self.settings.keep else None
-        constants = (repr(structure), tuple(packed.ints), tuple(packed.floats))
-        key: Any = (site, shapes, results, constants)
+        key: Any = (site, shapes, results)
         with self._lock:
             known = self.entries.get(key)
             if known is not None:
@@ -177,13 +180,10 @@ class Validated:
             ]
             words = "" if is_full else ", ".join(described(t) for _, t in given)
             self.entries[key] = entry = Entry(None if is_full else site, words, made)
-            packed.tensors.clear()
-            entry.structure, entry.numbers = structure, packed
         return entry
 
-    def _count(
-        self, entry: Entry, outputs: list[tuple[str, torch.Tensor, torch.Tensor]], before: list[torch.Tensor]
-    ) -> None:
+    def _count(self, entry: Entry, outputs: _Pairs) -> tuple[torch.Tensor, bool]:
+        """Count this call; returns whether it was wrong, on the device of the first output, and if it is captured."""
         positions = [_position([actual]) for _, actual, _ in outputs]
         is_captured = any(where.capture for where in positions)
         with entry.lock:
@@ -191,25 +191,32 @@ class Validated:
             entry.calls += not is_captured
             bad = []
             for output, (_, actual, expected), where in zip(entry.outputs, outputs, positions, strict=True):
-                slot = output.slot(where)
                 sample = self.settings.sample if where.capture else 1
-                bad.append(update(slot, compare(actual, expected, output.tolerance), sample))
-            if self.settings.keep and entry.site is not None:
-                kept = before + [tensor for _, actual, expected in outputs for tensor in (actual, expected)]
-                self._keep(entry, bad, kept, is_captured)
+                bad.append(update(output.slot(where), compare(actual, expected, output.tolerance), sample))
+        return torch.stack([each for each in bad if each.device == bad[0].device]).amax(), is_captured
 
-    def _keep(self, entry: Entry, bad: list[torch.Tensor], kept: list[torch.Tensor], is_captured: bool) -> None:
-        if entry.samples is None and not entry.not_kept:
-            if len({tensor.device for tensor in kept}) > 1:
-                entry.not_kept = "its tensors are on more than one device"
-            elif is_captured:
-                entry.not_kept = "it was first called with these shapes inside a capture, where no memory can be made"
-            else:
-                entry.samples = Samples(self.settings.keep, kept)
-        elif entry.samples is None and not is_captured and "inside a capture" in entry.not_kept:
-            entry.samples, entry.not_kept = Samples(self.settings.keep, kept), ""
-        if entry.samples is not None:
-            entry.samples.record(torch.stack(bad).amax(), kept)
+    def _keep(
+        self, bad: torch.Tensor, own: Arguments, before: list[torch.Tensor], outputs: _Pairs, is_captured: bool
+    ) -> None:
+        """Keep this call on the device, if it was wrong."""
+        values = before + [tensor for _, actual, expected in outputs for tensor in (actual, expected)]
+        if any(tensor.device != bad.device for tensor in values):
+            self.not_kept = "there were tensors on more than one device"
+            return
+        packed = Packed()
+        structure = pack(own, packed)
+        shapes = tuple((tensor.shape, tensor.dtype) for tensor in values)
+        key = (repr(structure), tuple(packed.ints), tuple(packed.floats), bad.device, shapes)
+        with self._lock:
+            samples = self.samples.get(key)
+            if samples is None and is_captured:
+                self.not_kept = "shapes or numbers were first seen inside a capture, where no memory can be made"
+                return
+            if samples is None:
+                names = [name for name, _, _ in outputs]
+                packed.tensors.clear()
+                samples = self.samples[key] = Samples(self.settings.keep, values, structure, packed, names)
+            samples.record(bad, values)
 
 
 def _position(given: list[torch.Tensor]) -> Position:
@@ -261,7 +268,8 @@ def validate(
         sample: compare every so many calls. Eager calls between are not compared and cost nothing; of a captured call,
             every replay runs both and only the counting is left out.
         on_mismatch: "record", "warn" or "raise": what happens when a report is read, outside captures.
-        keep: keep inputs and outputs of the first so many bad calls of each call site and shape; see `samples`.
+        keep: keep inputs and outputs of the first so many bad calls for each set of shapes and numbers, to be written
+            to a file by `Validated.save_samples`.
         fake: called by torch.compile instead of the kernel, with tensors without values, for the shapes of its
             outputs; the reference if None.
 

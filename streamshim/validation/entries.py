@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from .. import fork
 from ..callsite import Site
 from .compare import Tolerance
-from .samples import Samples
 from .stats import Position, Slot, arena
-from .structure import Packed
 
 
 @dataclass
@@ -59,9 +56,6 @@ class Entry:
         outputs: one for each output.
         calls: how many eager calls were compared.
         captured: how many calls were captured.
-        structure, numbers: the arguments without tensors, as `structure.pack` gives them, for what `samples` keeps.
-        samples: the first bad calls; None if they are not kept.
-        not_kept: why there are no samples although they were asked for.
         lock: held while a call's counting is enqueued, so that two threads on one stream do not mix theirs.
     """
 
@@ -70,8 +64,4 @@ class Entry:
     outputs: list[Output]
     calls: int = 0
     captured: int = 0
-    structure: Any = None
-    numbers: Packed | None = None
-    samples: Samples | None = None
-    not_kept: str = ""
     lock: fork.Lock = field(default_factory=fork.Lock, repr=False)

@@ -50,8 +50,6 @@ class Row:
         max_abs, max_rel: the greatest errors of all that was compared, within the tolerance or not.
         rtol, atol: the tolerances.
         bad: where it was wrong.
-        kept: how many bad calls were kept.
-        not_kept: why none were, although they were asked for.
     """
 
     function: str
@@ -70,8 +68,6 @@ class Row:
     rtol: float
     atol: float
     bad: tuple[Mismatch, ...] = ()
-    kept: int = 0
-    not_kept: str = ""
 
     def __str__(self) -> str:
         lines = [
@@ -86,10 +82,6 @@ class Row:
         lines += [f"    {place}" for place in self.bad[:SHOWN]]
         if len(self.bad) > SHOWN:
             lines.append(f"    and in {len(self.bad) - SHOWN} more places")
-        if self.kept:
-            lines.append(f"    {_times(self.kept, 'bad call')} kept: save_samples(path)")
-        if self.not_kept:
-            lines.append(f"    no bad calls were kept: {self.not_kept}")
         return "\n".join(lines)
 
 
@@ -103,6 +95,8 @@ class FunctionReport:
         use: whose result is used.
         sample: every how many calls it is compared.
         skipped: how many eager calls were left out for that.
+        kept: how many bad calls were kept.
+        not_kept: why some were not, although they were asked for.
         rows: one for each call site, set of shapes and output.
     """
 
@@ -111,6 +105,8 @@ class FunctionReport:
     use: str
     sample: int
     skipped: int
+    kept: int
+    not_kept: str
     rows: tuple[Row, ...]
 
     @property
@@ -130,6 +126,10 @@ class FunctionReport:
                 place = (row.site, row.inputs)
                 lines.append(f"  at {row.site}" + (f", called with {row.inputs}" if row.inputs else ""))
             lines += [f"    {line}" for line in str(row).splitlines()]
+        if self.kept:
+            lines.append(f"  {_times(self.kept, 'bad call')} kept; save_samples(path) writes them to a file")
+        if self.not_kept:
+            lines.append(f"  some calls could not be kept: {self.not_kept}")
         return "\n".join(lines)
 
 

@@ -97,6 +97,8 @@ def read() -> ValidationReport:
             use=function.settings.use,
             sample=function.settings.sample,
             skipped=function.skipped,
+            kept=sum(samples.full() for samples in list(function.samples.values())),
+            not_kept=function.not_kept,
             rows=tuple(
                 _row(function.name, entry, output, values)
                 for entry in list(function.entries.values())
@@ -165,8 +167,6 @@ def _row(function: str, entry: Entry, output: Output, values: _Values) -> Row:
             for where, ints, _ in every
             if ints[MISMATCHES]
         ),
-        kept=entry.samples.full() if entry.samples is not None else 0,
-        not_kept=entry.not_kept,
     )
 
 
@@ -243,3 +243,4 @@ def _forget() -> None:
     _told.clear()
     for function in calls.functions.values():
         function.entries.clear()
+        function.samples.clear()

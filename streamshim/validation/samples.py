@@ -8,10 +8,12 @@ memory for ``keep + 1`` of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from .stats import outside_pools
+from .structure import Packed
 
 
 class Samples:
@@ -20,14 +22,19 @@ class Samples:
     Should two streams find a bad call at the very same time, their tensors may end up in one row.
     """
 
-    def __init__(self, keep: int, like: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, keep: int, like: Sequence[torch.Tensor], structure: Any, numbers: Packed, outputs: Sequence[str]
+    ) -> None:
         """Make the memory for ``keep`` calls; not inside a capture.
 
         Args:
             keep: how many.
-            like: the tensors of one call, all on one device; only their shapes and types are looked at.
+            like: the tensors of one call, all on one device: its inputs, and two for each output, the kernel's and the
+                reference's. Only their shapes and types are looked at.
+            structure, numbers: positional and keyword arguments, as `structure.pack` takes them apart.
+            outputs: the names of the outputs.
         """
-        self.keep = keep
+        self.keep, self.structure, self.numbers, self.outputs = keep, structure, numbers, list(outputs)
         self._like = [(tensor.shape, tensor.dtype) for tensor in like]
         device, sizes = like[0].device, [tensor.numel() * tensor.element_size() for tensor in like]
         self._count, *self._rows = outside_pools(

@@ -70,8 +70,7 @@ class Settings:
             unknown = [k for k in bound if isinstance(k, str) and k not in names] if isinstance(bound, Mapping) else []
             if unknown:
                 raise ValidationError(
-                    f"{self.name}: {argument} names {', '.join(map(repr, unknown))}; the outputs are "
-                    f"{', '.join(map(repr, names))}"
+                    f"{self.name}: {argument} names {', '.join(unknown)}; the outputs are {', '.join(names)}"
                 )
 
 
