@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -99,6 +100,24 @@ class Validated:
             if self.settings.keep:
                 self._keep(bad, own, [tensor for _, tensor in before], outputs, is_captured)
         return actual if uses_kernel else expected
+
+    def save_samples(self, path: str | Path) -> int:
+        """Write the bad calls that were kept into a file for ``streamshim replay``. Waits for the device.
+
+        Args:
+            path: the file to write, with `torch.save`.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            ValidationError: inside a capture, as `streamshim.validation_report`.
+        """
+        from .report import ensure_outside_captures
+        from .saved import save
+
+        ensure_outside_captures("save_samples()")
+        return save(self, path)
 
     def _with_copies(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The same arguments, with copies of those that are written to."""
