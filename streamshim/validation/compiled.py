@@ -23,18 +23,22 @@ import torch
 from .. import imports
 from ..callsite import Site, short
 from ..errors import ValidationError
-from .structure import Packed, described, pack, unpack
+from .structure import Packed, pack, unpack
 
 if TYPE_CHECKING:
     from .calls import Validated
 
 _Tensors = list[torch.Tensor]
+#: What an operator's arguments may be, also in tuples, lists and dicts.
+ACCEPTED = (torch.Tensor, type(None), bool, int, float, str, torch.dtype, torch.device)
 #: A call's description -> the structure of what it returns, with ("input", (group, index)) for its own arguments.
 _returns: dict[str, Any] = {}
 
 
 def call(function: Validated, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What torch.compile traces instead of a call; plain Python that Dynamo can follow."""
+    if not _fits((args, kwargs)):
+        return call_with_objects(function, args, kwargs)
     packed, written = Packed(), Packed()
     positions = [place.position for place in function.settings.inplace]
     keywords = [place.keyword for place in function.settings.inplace]
@@ -54,11 +58,22 @@ def call(function: Validated, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return _build(_structure_of(about), (made, packed.tensors, written.tensors))
 
 
+def _fits(value: Any) -> bool:
+    """Whether an operator can take this as an argument."""
+    if isinstance(value, (tuple, list)):
+        return all(_fits(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, (str, int)) and _fits(item) for key, item in value.items())
+    return isinstance(value, ACCEPTED)
+
+
+def call_with_objects(function: Validated, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call that no operator can make: torch.compile's graph ends before it, and begins again behind it."""
+    return function.call(args, kwargs)
+
+
 def _encode(name: str, positional: Any, named: Any) -> str:
-    try:
-        return json.dumps([name, _traced_site(), positional, named], default=_as_json)
-    except TypeError as error:
-        raise ValidationError(f"{name}: {error}") from None
+    return json.dumps([name, _traced_site(), positional, named], default=_as_json)
 
 
 def _traced_site() -> tuple[str, int, str]:
@@ -72,12 +87,8 @@ def _traced_site() -> tuple[str, int, str]:
 
 
 def _as_json(value: Any) -> Any:
-    if isinstance(value, (torch.dtype, torch.device)):
-        return {type(value).__name__: str(value).removeprefix("torch.")}
-    raise TypeError(
-        f"an argument is {described(value)}, which cannot be part of an operator; torch.compile accepts "
-        "tensors, numbers, strings, None, torch.dtype, torch.device, and tuples, lists and dicts of these"
-    )
+    # What is neither of these was told apart by `_fits`.
+    return {type(value).__name__: str(value).removeprefix("torch.")}
 
 
 def _from_json(value: dict[str, Any]) -> Any:
@@ -205,5 +216,7 @@ def define() -> None:
 
 
 def _mark(dynamo: Any) -> None:
+    global call_with_objects
+    call_with_objects = dynamo.disable(call_with_objects)
     for function in (_encode, _structure_of):
         dynamo.assume_constant_result(function)

@@ -149,7 +149,7 @@ def test_a_report_inside_a_capture_is_an_error_and_it_stays_valid(installed):
 
     def call():
         out = verify(x, fault)
-        with pytest.raises(streamshim.ValidationError, match="streamshim.validation_report\\(\\) was called"):
+        with pytest.raises(streamshim.ValidationError, match=r"streamshim.validation_report\(\) was called"):
             streamshim.validation_report()
         return out
 

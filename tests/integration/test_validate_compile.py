@@ -121,6 +121,8 @@ def test_a_call_with_an_object_breaks_the_graph_and_is_validated_eagerly(backend
         assert call(torch.ones(2)).tolist() == [3, 3]
     (row,) = streamshim.validation_report().rows
     assert (row.calls, row.mismatches) == (3, 0)
+    with pytest.raises(Exception, match=r"call_with_objects"):
+        compiled(lambda x: verify(x, config), backend)(torch.ones(2))
 
 
 def test_new_outputs_beside_written_arguments_are_an_error(backend):
