@@ -207,11 +207,12 @@ def update(slot: Slot, found: Comparison | None, sample: int) -> torch.Tensor:
         zero = torch.zeros_like(run)
         slot.ints.add_(torch.stack([one, active, zero, zero, zero, zero]))
         return zero
-    bad = (found.bad > 0).to(torch.int64) * active
-    is_first = bad * (slot.ints[FIRST_RUN] == 0)
-    slot.ints.add_(torch.stack([one, active, bad, found.bad * active, is_first * run, is_first * found.index]))
-    errors = torch.stack([found.max_abs, found.max_rel])
+    elements, errors = found.bad, torch.stack([found.max_abs, found.max_rel])
     if sample != 1:
-        errors = torch.where(active > 0, errors, torch.zeros_like(errors))
+        # Not a product: the errors may be infinite.
+        elements, errors = elements * active, torch.where(active > 0, errors, torch.zeros_like(errors))
+    bad = (elements > 0).to(torch.int64)
+    is_first = bad * (slot.ints[FIRST_RUN] == 0)
+    slot.ints.add_(torch.stack([one, active, bad, elements, is_first * run, is_first * found.index]))
     slot.floats.copy_(torch.maximum(slot.floats, errors))
     return bad
