@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
 import threading
 
 import pytest
@@ -254,6 +255,8 @@ def test_warn_and_raise_tell_each_mismatch_once():
     with pytest.raises(streamshim.ValidationMismatchError, match="'worse'") as error:
         streamshim.validation_report()
     assert error.value.report.mismatches == 2
+    twin = pickle.loads(pickle.dumps(error.value))
+    assert (str(twin), twin.report) == (str(error.value), error.value.report)
     assert streamshim.validation_report().mismatches == 2
     worse(torch.zeros(2))
     with pytest.raises(streamshim.ValidationMismatchError):

@@ -10,7 +10,7 @@ import torch
 from device_tape import Tape
 
 import streamshim
-from streamshim import capture
+from streamshim import capture, installer
 from streamshim.runtime import CaptureState
 from streamshim.validation import calls, report, stats
 from streamshim.validation.stats import Position
@@ -236,6 +236,13 @@ def test_counters_are_made_ahead():
     assert len(arena.chunks) == 1
     stats.before_capture()
     assert (len(arena.chunks), arena.free) == (2, 2 * stats.CHUNK - (stats.CHUNK - stats.RESERVE) - 1)
+
+
+def test_the_installation_has_counters_made_before_a_capture_begins():
+    """`installer._insist` is what `capture.before_begin` calls."""
+    arena = stats.arena(torch.device("cpu"))
+    installer._insist()
+    assert arena.free >= stats.RESERVE
 
 
 def test_counters_are_made_outside_every_mode_of_the_caller():
