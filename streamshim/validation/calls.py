@@ -139,11 +139,12 @@ class Validated:
         """Call one side; without gradients, unless its result is what the caller gets."""
         args, kwargs = arguments
         function = self.kernel if side == KERNEL else self.reference
-        places = [place.get(args, kwargs) for place in self.settings.inplace]
+        # Views of one tensor share its version, so those of an argument that is written to say nothing.
+        written = {place.get(args, kwargs).untyped_storage().data_ptr() for place in self.settings.inplace}
         watched = [
             (name, tensor, tensor._version)
             for name, tensor in tensors((args, kwargs), "arguments")
-            if not tensor.is_inference() and not any(tensor is place for place in places)
+            if not tensor.is_inference() and tensor.untyped_storage().data_ptr() not in written
         ]
         try:
             with torch.set_grad_enabled(is_used and torch.is_grad_enabled()):

@@ -180,6 +180,13 @@ def test_writing_to_an_argument_that_is_not_named_is_an_error(side):
         verify(torch.ones(2))
 
 
+def test_an_argument_may_be_a_part_of_what_is_written_to():
+    verify = streamshim.validate(lambda x, out: out.copy_(x), lambda x, out: out.copy_(x), inplace="out")
+    both = torch.arange(4.0)
+    verify(both[:2], both[2:])
+    assert both.tolist() == [0, 1, 0, 1]
+
+
 def test_one_memory_for_both_results_is_an_error():
     static = torch.zeros(2)
     verify = streamshim.validate(lambda x: static.copy_(x), lambda x: static.copy_(x))

@@ -148,16 +148,22 @@ def test_written_arguments_start_from_the_same_at_each_replay(captured):
     assert [(row.output, row.replays, row.mismatches) for row in streamshim.validation_report().rows] == [("out", 4, 0)]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn], ids=str)
+TYPES = [torch.bfloat16, torch.int64, torch.uint64, torch.bool, torch.complex64, torch.float8_e4m3fn]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_types_in_captures(captured, dtype):
-    verify = streamshim.validate(lambda x, y: x.clone(), lambda x, y: y.clone())
+    verify = streamshim.validate(lambda x, y: x.clone(), lambda x, y: y.clone(), keep=1)
     x, y = torch.zeros(4).to(dtype), torch.zeros(4).to(dtype)
-    with captured() as tape:
-        verify(x, y)
+    for context in (nullcontext(), captured()):
+        with context as tape:
+            verify(x, y)
     x.copy_(torch.tensor([0.0, 0.0, 1.0, 0.0]).to(dtype))
     tape.replay()
     row = only_row()
     assert (row.mismatches, row.max_abs, row.bad[0].index) == (1, 1.0, (2,))
+    (samples,) = verify.samples.values()
+    assert torch.equal(samples.read()[0][0].view(torch.uint8), x.view(torch.uint8))
 
 
 def test_the_first_bad_calls_are_kept(captured):
