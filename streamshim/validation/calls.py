@@ -20,7 +20,7 @@ from .environment import Run, asked_for
 from .samples import Samples
 from .settings import KERNEL, RAISE, RECORD, REFERENCE, WARN, Bound, Settings
 from .stats import NOWHERE, Position, position, update
-from .structure import Packed, described, pack, pairs, tensors
+from .structure import Packed, described, pack, pairs, tensors, without_objects
 
 #: For how many call sites and shapes one validated function counts; calls with others are counted together.
 MAX_ENTRIES = 1000
@@ -224,7 +224,7 @@ class Validated:
             self.not_kept = "there were tensors on more than one device"
             return
         packed = Packed()
-        structure = pack(own, packed)
+        structure = without_objects(pack(own, packed))
         shapes = tuple((tensor.shape, tensor.dtype) for tensor in values)
         key = (repr(structure), tuple(packed.ints), tuple(packed.floats), bad.device, shapes)
         with self._lock:
@@ -240,9 +240,10 @@ class Validated:
 
 
 def _position(given: list[torch.Tensor]) -> Position:
-    """Where a call with these tensors is made: on the device of the first that is on a GPU."""
+    """Where a call with these tensors is made: on the device of the first that is on a GPU, or on the current one."""
     device = next((tensor.device for tensor in given if tensor.is_cuda), None)
-    if device is None and not given and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    # Tensors on a GPU may be inside an object.
+    if device is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.device("cuda")
     return NOWHERE if device is None else position(device)
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _Tensors = list[torch.Tensor]
 #: What an operator's arguments may be, also in tuples, lists and dicts.
 ACCEPTED = (torch.Tensor, type(None), bool, int, float, str, torch.dtype, torch.device)
-#: A call's description -> the structure of what it returns, with ("input", (group, index)) for its own arguments.
+#: A call's description -> the structure of what it returns. A tensor is (0, index) among the operator's results, or
+#: (1, index) among the arguments that are written to.
 _returns: dict[str, Any] = {}
 
 
@@ -55,7 +56,7 @@ def call(function: Validated, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         made: _Tensors = []
     else:
         made = torch.ops.streamshim.validated(packed.tensors, packed.ints, packed.floats, about)
-    return _build(_structure_of(about), (made, packed.tensors, written.tensors))
+    return _build(_structure_of(about), (made, written.tensors))
 
 
 def _fits(value: Any) -> bool:
@@ -97,7 +98,7 @@ def _from_json(value: dict[str, Any]) -> Any:
     return torch.device(value["device"])
 
 
-def _build(structure: Any, groups: tuple[_Tensors, _Tensors, _Tensors]) -> Any:
+def _build(structure: Any, groups: tuple[_Tensors, _Tensors]) -> Any:
     kind, content = structure
     if kind == "tensor":
         return groups[content[0]][content[1]]
@@ -134,27 +135,28 @@ def _arguments(about: str, read: Packed, written: _Tensors) -> tuple[Validated, 
     return function, args, {key: unpack(part, groups[group]) for key, group, part in named}
 
 
-def _taken_apart(value: Any, given: _Tensors, written: _Tensors, new: _Tensors) -> Any:
-    """The structure of what a call returns. Tensors that it was not given are added to ``new``."""
+def _taken_apart(value: Any, written: _Tensors, new: _Tensors) -> Any:
+    """The structure of what a call returns. Tensors that are not among those written to are added to ``new``."""
     if isinstance(value, torch.Tensor):
-        for group, members in ((1, given), (2, written)):
-            for index, member in enumerate(members):
-                if value is member:
-                    return ("tensor", (group, index))
+        for index, member in enumerate(written):
+            if value is member:
+                return ("tensor", (1, index))
         new.append(value)
         return ("tensor", (0, len(new) - 1))
     if isinstance(value, (tuple, list)):
         kind = "list" if isinstance(value, list) else "tuple"
-        return (kind, tuple([_taken_apart(item, given, written, new) for item in value]))
+        return (kind, tuple([_taken_apart(item, written, new) for item in value]))
     if isinstance(value, dict):
-        return ("dict", tuple([(key, _taken_apart(item, given, written, new)) for key, item in value.items()]))
+        return ("dict", tuple([(key, _taken_apart(item, written, new)) for key, item in value.items()]))
     return ("plain", value)
 
 
 def _run(read: Packed, written: _Tensors, about: str) -> _Tensors:
     function, args, kwargs = _arguments(about, read, written)
     new: _Tensors = []
-    _taken_apart(function.call(args, kwargs, Site(*_decode(about)[1])), read.tensors, written, new)
+    structure = _taken_apart(function.call(args, kwargs, Site(*_decode(about)[1])), written, new)
+    # While one thread compiles, torch says so to all of them, and then this may be called without any tracing before.
+    _returns.setdefault(about, structure)
     taken = {tensor.untyped_storage().data_ptr() for tensor in read.tensors + written}
     # An operator must not return memory that it was given.
     return [tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor for tensor in new]
@@ -171,8 +173,8 @@ def _fake(read: Packed, written: _Tensors, about: str) -> _Tensors:
             f"of what it returns, and that failed: {type(error).__name__}: {error}\nGive streamshim.validate(..., "
             "fake=function), which returns empty tensors of the right shapes."
         ) from error
-    _returns[about] = _taken_apart(result, read.tensors, written, new)
-    return new
+    _returns[about] = _taken_apart(result, written, new)
+    return [tensor.clone() if any(tensor is given for given in read.tensors) else tensor for tensor in new]
 
 
 def _validated(tensors: list[torch.Tensor], ints: list[int], floats: list[float], about: str) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from .._version import __version__
 from ..errors import ValidationError
 from .compare import Tolerance, compare
 from .settings import Place
-from .structure import PLAIN, Packed, tensors, unpack
+from .structure import Packed, tensors, unpack
 
 if TYPE_CHECKING:
     from .calls import Validated
@@ -28,7 +28,7 @@ def save(function: Validated, path: str | Path) -> int:
             given, results = values[: len(values) - number], values[len(values) - number :]
             found.append(
                 {
-                    "structure": _savable(samples.structure),
+                    "structure": samples.structure,
                     "tensors": given,
                     "ints": samples.numbers.ints,
                     "floats": samples.numbers.floats,
@@ -53,18 +53,6 @@ def save(function: Validated, path: str | Path) -> int:
 
 def _tolerance(function: Validated, name: str, tensor: torch.Tensor) -> dict[str, Any]:
     return vars(function.settings.tolerance(name, tensor.dtype))
-
-
-def _savable(structure: Any) -> Any:
-    """The same with objects that are not plain replaced by the names of their types."""
-    kind, content = structure
-    if kind in ("tuple", "list"):
-        return (kind, tuple(_savable(item) for item in content))
-    if kind == "dict":
-        return (kind, tuple((key, _savable(item)) for key, item in content))
-    if kind == "plain" and not isinstance(content, PLAIN):
-        return ("unsaved", f"{type(content).__module__}.{type(content).__qualname__}")
-    return structure
 
 
 def _name(function: Any) -> str:
@@ -169,7 +157,7 @@ def _called(
 
 def _checked(structure: Any) -> Any:
     kind, content = structure
-    if kind == "unsaved":
+    if kind == "object":
         raise ValidationError(f"An argument of type {content} could not be saved, so the call cannot be made again")
     if kind in ("tuple", "list"):
         for item in content:

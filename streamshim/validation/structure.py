@@ -144,6 +144,18 @@ def pack(value: Any, into: Packed) -> Any:
     return ("plain", value)
 
 
+def without_objects(structure: Any) -> Any:
+    """The same with what is not plain replaced by the names of its types: to print an object may print its tensors."""
+    kind, content = structure
+    if kind in ("tuple", "list"):
+        return (kind, tuple(without_objects(item) for item in content))
+    if kind == "dict":
+        return (kind, tuple((key, without_objects(item)) for key, item in content))
+    if kind == "plain" and not isinstance(content, PLAIN):
+        return ("object", f"{type(content).__module__}.{type(content).__qualname__}")
+    return structure
+
+
 def unpack(structure: Any, packed: Packed) -> Any:
     """The value that `pack` took apart; a namedtuple has become a plain tuple."""
     kind, content = structure

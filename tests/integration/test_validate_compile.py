@@ -137,6 +137,12 @@ def test_new_outputs_beside_written_arguments_are_an_error(backend):
         compiled(lambda x, out: verify(x, out), backend)(torch.ones(2), torch.ones(2))
 
 
+def test_a_reference_that_returns_its_input_and_a_kernel_that_does_not(backend):
+    verify = streamshim.validate(lambda x: x + 1, lambda x: x)
+    assert compiled(lambda x: verify(x * 1) + 1, backend)(torch.ones(2)).tolist() == [3, 3]
+    assert streamshim.validation_report().mismatches == 1
+
+
 def test_results_that_are_parts_of_the_input_are_copied(backend):
     verify = streamshim.validate(lambda x: x[:2], lambda x: x[:2])
     assert compiled(lambda x: verify(x * 1) + 1, backend)(torch.ones(4)).tolist() == [2, 2]

@@ -193,6 +193,22 @@ def test_the_first_bad_calls_are_kept(captured):
     assert kept[0][0].dtype is torch.bfloat16
 
 
+def test_an_object_among_the_arguments_is_never_printed(captured):
+    """Its text may be that of tensors, which no capture survives."""
+
+    class Batch:
+        def __repr__(self):
+            raise AssertionError("printed")
+
+    verify = streamshim.validate(lambda batch, x: x + 1, lambda batch, x: x + 0, keep=1)
+    for context in (nullcontext(), captured()):
+        with context:
+            verify(Batch(), torch.ones(2))
+    (samples,) = verify.samples.values()
+    assert samples.full() == 1
+    assert f"{__name__}.test_an_object" in repr(samples.structure)
+
+
 def test_bad_calls_of_a_shape_that_was_first_seen_in_a_capture_are_not_kept(captured):
     verify = streamshim.validate(kernel, reference, keep=1)
     with captured():
