@@ -24,6 +24,9 @@ SYNCING = {
     "aten::unique_dim",
     "aten::repeat_interleave.Tensor",
     "aten::allclose",
+    # Not a sync, but a copy from the host on a GPU.
+    "aten::lift_fresh",
+    "aten::scalar_tensor",
 }
 MASKS = {torch.bool, torch.uint8}
 

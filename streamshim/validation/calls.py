@@ -298,7 +298,8 @@ def validate(
         A `Validated`, called like the kernel; with ``STREAMSHIM_VALIDATE=off`` the kernel itself.
 
     Raises:
-        TypeError, ValueError: for an argument that cannot be understood, or a value of ``STREAMSHIM_VALIDATE``.
+        TypeError, ValueError: for an argument that cannot be understood, or a value of ``STREAMSHIM_VALIDATE`` or
+            ``STREAMSHIM_REPORT_SECONDS``.
 
     The returned function raises `ValidationError` where structure, shapes, types or devices of the two outputs differ,
     where one side writes to an argument that ``inplace`` does not name (as far as torch knows), and where a capture

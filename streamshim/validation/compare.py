@@ -119,11 +119,12 @@ def _inexact(
         close = close | (actual == expected)
     if tolerance.equal_nan:
         close = close | (actual.isnan() & expected.isnan())
-    zero = torch.zeros_like(raw)
-    # What is not finite has no size of error: none if it counts as equal, and else more than any.
-    other = torch.where(close, zero, torch.inf)
+    zero, bad = torch.zeros_like(raw), ~close
+    # What is not finite has no size of error: none if it counts as equal, and else more than any. It is filled in by a
+    # kernel, and not made from a number on the host, whose copy a capture might refuse.
+    other = zero.masked_fill(bad, torch.inf)
     relative = torch.where(magnitude > 0, raw / magnitude, zero)
-    return ~close, torch.where(finite, raw, other), torch.where(finite, relative, other)
+    return bad, torch.where(finite, raw, other), torch.where(finite, relative, other)
 
 
 def _exact(

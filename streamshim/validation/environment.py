@@ -9,6 +9,9 @@ from pathlib import Path
 
 VARIABLE = "STREAMSHIM_VALIDATE"
 REPORT_DIR = "STREAMSHIM_REPORT_DIR"
+REPORT_SECONDS = "STREAMSHIM_REPORT_SECONDS"
+#: Without the variable.
+SECONDS = 5.0
 
 
 class Run(str, Enum):
@@ -42,3 +45,19 @@ def report_dir() -> Path | None:
     """Where each process writes its report; None if nobody asked for it."""
     said = os.environ.get(REPORT_DIR)
     return Path(said) if said else None
+
+
+def report_seconds() -> float:
+    """Eager calls read the counters at most once in so many seconds, where somebody wants to know what they say.
+
+    Raises:
+        ValueError: if ``STREAMSHIM_REPORT_SECONDS`` is no number, or negative.
+    """
+    said = os.environ.get(REPORT_SECONDS) or str(SECONDS)
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise ValueError(f"{REPORT_SECONDS} is {said!r}; allowed: a number of seconds from 0 on, or unset")
+    return seconds

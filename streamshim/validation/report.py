@@ -19,7 +19,7 @@ from .. import capture, fork
 from ..errors import ValidationError, ValidationMismatchError, ValidationMismatchWarning
 from . import calls, stats
 from .entries import Entry, Output
-from .environment import report_dir
+from .environment import report_dir, report_seconds
 from .reading import FunctionReport, Mismatch, Row, ValidationReport
 from .settings import RAISE, RECORD
 from .stats import BAD_ELEMENTS, CHECKED, FIRST_INDEX, FIRST_RUN, MAX_ABS, MAX_REL, MISMATCHES, RUNS, Slot
@@ -27,8 +27,7 @@ from .structure import tensor_words
 
 logger = logging.getLogger("streamshim")
 
-#: Eager calls read the counters at most this often, where something is to be done about them.
-SECONDS = 5.0
+#: When an eager call may read the counters again.
 _next_checkpoint = 0.0
 #: How many mismatches of each function have been told, so that each is told once.
 _told: dict[str, int] = {}
@@ -64,7 +63,7 @@ def checkpoint() -> None:
     global _next_checkpoint
     if time.monotonic() < _next_checkpoint or capture.any_open():
         return
-    _next_checkpoint = time.monotonic() + SECONDS
+    _next_checkpoint = time.monotonic() + report_seconds()
     if report_dir() is None and all(f.settings.on_mismatch == RECORD for f in list(calls.functions.values())):
         return
     report = read()
@@ -216,7 +215,7 @@ def _write(report: ValidationReport) -> None:
 def write_at_exit() -> None:
     """Have this process write its report when it ends, and tell of what nobody has been told."""
     global _next_checkpoint
-    _next_checkpoint = time.monotonic() + SECONDS
+    _next_checkpoint = time.monotonic() + report_seconds()
     atexit.register(_at_exit)
 
 

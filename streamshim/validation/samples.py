@@ -52,7 +52,7 @@ class Samples:
             values: as many as there were, with the same shapes and types.
         """
         kept = (bad > 0) & (self._count < self.keep)
-        row = torch.where(kept, self._count, self.keep).view(1)
+        row = self._count.masked_fill(~kept, self.keep).view(1)
         for rows, value in zip(self._rows, values, strict=True):
             if value.numel():
                 rows.index_copy_(0, row, _bytes(value).view(1, -1))

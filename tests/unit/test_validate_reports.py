@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 
 import streamshim
 from streamshim.cli import main
-from streamshim.validation import calls, report, stats
+from streamshim.validation import calls, environment, report, stats
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +88,38 @@ def test_each_process_writes_a_report_and_they_are_merged(tmp_path, monkeypatch)
     assert "2 processes" in table.stdout
     assert "verify" in table.stdout
     assert "rank 1" in table.stdout
+
+
+def test_eager_calls_write_it_too_for_processes_that_are_killed(tmp_path, monkeypatch):
+    monkeypatch.setenv("STREAMSHIM_REPORT_DIR", str(tmp_path))
+    monkeypatch.setenv("STREAMSHIM_REPORT_SECONDS", "0")
+    program = PROGRAM + "\nimport os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    subprocess.run([sys.executable, "-c", program, "5"], check=False)
+    found = json.loads(invoke("report", str(tmp_path), "--json").stdout)
+    # Written before the last call is counted.
+    assert [(row["checked"], row["mismatches"]) for row in found["rows"]] == [(4, 1)]
+
+
+def test_a_bad_number_of_seconds(monkeypatch):
+    monkeypatch.setenv("STREAMSHIM_REPORT_SECONDS", "soon")
+    with pytest.raises(ValueError, match="STREAMSHIM_REPORT_SECONDS is 'soon'; allowed: a number of seconds"):
+        environment.report_seconds()
+
+
+def test_a_forked_child_counts_from_zero():
+    verify = streamshim.validate(lambda x: x + 1, lambda x: x + 1, name="verify")
+    verify(torch.ones(2))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        before = len(streamshim.validation_report().rows)
+        verify(torch.ones(2))
+        (row,) = streamshim.validation_report().rows
+        os.write(writer, f"{before} {row.calls} {row.checked}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 100) == b"0 1 1"
+    assert streamshim.validation_report().rows[0].calls == 1
 
 
 def test_a_folder_without_reports_and_a_file_that_is_none(tmp_path):
