@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from . import captures, launches, processes, tables, threads, waits
+from . import captures, launches, processes, tables, threads, validation, waits
 from .budgets import check
 from .machine import Machine
 from .measuring import BURST, Result, measure
 
-GROUPS = ("launch", "capture", "waits", "process", "threads")
+GROUPS = ("launch", "capture", "waits", "process", "threads", "validation")
 
 
 def main() -> int:
@@ -42,6 +42,8 @@ def main() -> int:
             results += waits.run(machine, wish.rounds)
         if "threads" in wish.only:
             results += threads.run(machine, forms, max(3, wish.rounds // 3))
+        if "validation" in wish.only:
+            results += validation.run(machine, wish.rounds)
         if "process" in wish.only:
             results += processes.run(machine, forms, max(3, wish.rounds // 3))
     listed = [result.to_dict() for result in results]

@@ -28,12 +28,18 @@ if TYPE_CHECKING:
         RescuedLaunchWarning,
         StreamShimError,
         StreamShimWarning,
+        ValidationError,
+        ValidationMismatchError,
+        ValidationMismatchWarning,
         WrongStreamError,
     )
     from .graph_audit import GraphAudit, assert_captured, audit
     from .installer import Installation, current_handle, install, status, uninstall
     from .report import Status
     from .settings import Mode
+    from .validation.calls import validate
+    from .validation.reading import ValidationReport
+    from .validation.report import validation_report
 
 _HOMES = {
     "AlreadyInstalledError": "errors",
@@ -53,6 +59,10 @@ _HOMES = {
     "Stream": "binders.ctypes_.stream_type",
     "StreamShimError": "errors",
     "StreamShimWarning": "errors",
+    "ValidationError": "errors",
+    "ValidationMismatchError": "errors",
+    "ValidationMismatchWarning": "errors",
+    "ValidationReport": "validation.reading",
     "WrongStreamError": "errors",
     "allow": "allowance",
     "assert_captured": "graph_audit",
@@ -65,6 +75,8 @@ _HOMES = {
     "status": "installer",
     "unbind": "binders.ctypes_.api",
     "uninstall": "installer",
+    "validate": "validation.calls",
+    "validation_report": "validation.report",
 }
 
 __all__ = [
@@ -85,6 +97,10 @@ __all__ = [
     "Stream",
     "StreamShimError",
     "StreamShimWarning",
+    "ValidationError",
+    "ValidationMismatchError",
+    "ValidationMismatchWarning",
+    "ValidationReport",
     "WrongStreamError",
     "__version__",
     "allow",
@@ -98,6 +114,8 @@ __all__ = [
     "status",
     "unbind",
     "uninstall",
+    "validate",
+    "validation_report",
 ]
 
 

@@ -59,7 +59,7 @@ def site_of_traceback(error: BaseException) -> Site | None:
     while step is not None:
         if found is None or not _is_machinery(step.tb_frame):
             frame = step.tb_frame
-            found = Site(_short(frame.f_code.co_filename), step.tb_lineno, frame.f_code.co_name)
+            found = Site(short(frame.f_code.co_filename), step.tb_lineno, frame.f_code.co_name)
         step = step.tb_next
     return found
 
@@ -88,10 +88,11 @@ def _is_machinery(frame: FrameType) -> bool:
 
 
 def _site(frame: FrameType) -> Site:
-    return Site(_short(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
+    return Site(short(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
 
 
-def _short(file: str) -> str:
+def short(file: str) -> str:
+    """A file's path, from the current folder if it is in it."""
     from pathlib import Path  # here, since `install` needs no line
 
     try:

@@ -7,11 +7,14 @@
     ├── CompiledInCaptureError      strict mode: a kernel was compiled inside a capture
     ├── BinderError                 a binder could not be applied, and the user must know
     ├── AlreadyInstalledError       install() again with other settings
-    └── NoCudaError                 a question about streams was asked where torch has no CUDA
+    ├── NoCudaError                 a question about streams was asked where torch has no CUDA
+    ├── ValidationError             a kernel cannot be validated as it is, or the counters cannot be read now
+    └── ValidationMismatchError     a validated kernel was wrong, where that is to be raised (also an AssertionError)
     StreamShimWarning (UserWarning)
     ├── RescuedLaunchWarning        a launch was moved into the capture
     ├── EscapedLaunchWarning        a launch below Python is missing from a graph
-    └── CompiledInCaptureWarning    a kernel was compiled inside a capture
+    ├── CompiledInCaptureWarning    a kernel was compiled inside a capture
+    └── ValidationMismatchWarning   a validated kernel was wrong, where that is to be warned of
 
 No tensor and no stream object is ever formatted here: formatting a tensor synchronises.
 """
@@ -304,3 +307,24 @@ class AlreadyInstalledError(StreamShimError):
 
 class NoCudaError(StreamShimError):
     """torch has no CUDA here, so there is no current stream to ask for."""
+
+
+class ValidationError(StreamShimError):
+    """A kernel cannot be compared with its reference as they are, or the counters cannot be read now."""
+
+
+class ValidationMismatchError(StreamShimError, AssertionError):
+    """A validated kernel did not agree with its reference; raised outside captures, where ``on_mismatch="raise"``.
+
+    Attributes:
+        report: the `ValidationReport` that the text is made from.
+    """
+
+    # None only for a moment, when it is unpickled.
+    def __init__(self, text: str, report: object = None) -> None:
+        super().__init__(text)
+        self.report = report
+
+
+class ValidationMismatchWarning(StreamShimWarning):
+    """A validated kernel did not agree with its reference."""

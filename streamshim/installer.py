@@ -311,6 +311,10 @@ def _insist() -> None:
     if _active is not None and _active.redirect is not None and _active.moves():
         watch = _active.watch
         _active.redirect.prepare(lambda: watch.off if watch is not None else "")
+    # Counters of validated calls cannot be made inside the capture; nothing is done where there are no such calls.
+    counters = sys.modules.get(f"{__package__}.validation.stats")
+    if counters is not None:
+        counters.before_capture()
 
 
 def _tell_allowed() -> None:

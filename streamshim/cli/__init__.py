@@ -6,6 +6,7 @@ only when it runs, so that help and mistakes are answered at once.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TextIO
 
 import click
@@ -96,3 +97,33 @@ def explain_command(log: TextIO, as_json: bool) -> None:
     from .explain import print_explanation
 
     click.get_current_context().exit(print_explanation(log, as_json))
+
+
+@main.command("report")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def report_command(folder: Path, as_json: bool) -> None:
+    """Merge the validation reports that the processes of a run have written.
+
+    FOLDER is what STREAMSHIM_REPORT_DIR was set to. Exits with 1 if a validated kernel did not agree with its
+    reference.
+    """
+    from .merging import print_reports
+
+    click.get_current_context().exit(print_reports(folder, as_json))
+
+
+@main.command("replay")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--kernel", metavar="MODULE:NAME", help="Call this with the saved inputs.")
+@click.option("--reference", metavar="MODULE:NAME", help="Call this with the saved inputs.")
+@click.option("--device", help="Where to call them; without it, the GPU if there is one.")
+def replay_command(file: str, kernel: str | None, reference: str | None, device: str | None) -> None:
+    """Look at the bad calls of a validated kernel again.
+
+    FILE was written by save_samples() of a function made with streamshim.validate(..., keep=n). Without --kernel and
+    --reference, the outputs that were saved are compared. Exits with 1 if they, or what the functions give now, differ.
+    """
+    from .replaying import replay_file
+
+    click.get_current_context().exit(replay_file(file, kernel, reference, device))
