@@ -8,6 +8,9 @@ import torch
 import streamshim
 from streamshim.validation import calls, report, stats
 
+# torch's own, from inside its compiler.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+
 
 @pytest.fixture(autouse=True)
 def nothing_validated(monkeypatch):
@@ -167,6 +170,7 @@ def test_what_runs_is_said_by_the_environment(monkeypatch, run):
     assert got == (20 if run == "reference" else 10)
 
 
+@pytest.mark.filterwarnings("ignore:Error detected in")  # torch tells where the forward call was
 def test_gradients_need_the_eager_mode():
     verify = streamshim.validate(lambda x: x * 2, lambda x: x + x)
     x = torch.ones(2, requires_grad=True)
