@@ -70,10 +70,12 @@ class Row:
     bad: tuple[Mismatch, ...] = ()
 
     def __str__(self) -> str:
+        captured = (
+            f", {_times(self.replays, 'replay')} of {_times(self.captured, 'captured call')}" if self.captured else ""
+        )
         lines = [
-            f"{self.output}  {self.tensor}: {self.mismatches or 'no'} mismatches in {self.checked} checked "
-            f"({_times(self.calls, 'eager call')}, {_times(self.replays, 'replay')} of "
-            f"{_times(self.captured, 'captured call')})",
+            f"{self.output}  {self.tensor}: {_times(self.mismatches, 'mismatch', 'es')} in {self.checked} checked "
+            f"({_times(self.calls, 'eager call')}{captured})",
             f"    max abs error {self.max_abs:.3g}, max rel error {self.max_rel:.3g} (atol {self.atol:g}, rtol "
             f"{self.rtol:g})",
         ]
@@ -178,5 +180,5 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _times(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _times(number: int, what: str, ending: str = "s") -> str:
+    return f"{number or 'no'} {what}" + (ending if number != 1 else "")
