@@ -263,7 +263,8 @@ class TestPatches:
             assert ours is not original
             assert inspect.isfunction(ours), f"{target.words} became a {type(ours)}, which binds no instance"
             assert (ours.__name__, ours.__qualname__, ours.__doc__, ours.__module__) == (
-                original.__name__, original.__qualname__, original.__doc__, original.__module__
+                original.__name__, original.__qualname__, original.__doc__,
+                getattr(original, "__module__", ours.__module__),  # a slot of a C type has none
             )  # fmt: skip
             assert signature_of(ours) == signature_of(original)
             assert isinstance(target.raw, staticmethod) is target.static

@@ -88,6 +88,8 @@ def cost(variant: Variant) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("form", "variant"), LIMITS, ids=[f"{form}, {variant}" for form, variant in LIMITS])
 def test_what_is_added_to_a_launch(forms, form, variant):
+    if form not in forms:
+        pytest.skip("the installed CuTe DSL cannot make this form")
     variants = forms[form]
     calls, codes = cost(variants[variant])
     bare_calls, bare_codes = cost(variants["bare"] if "bare" in variants else variants["native"])
