@@ -1,7 +1,8 @@
 """Guards watch a capture from its begin to its end: what would break it is refused, and what broke it is named.
 
-`syncs` refuses host synchronisation, `sync_mode` arms torch's own check, `forks` remembers the line that forked a
-stream into a capture, `lost` explains a capture that was lost all the same.
+`syncs` is the rule for host synchronisation; `torch_calls` and `libraries` patch what comes to it, `sync_mode` arms
+torch's own check, `refusals` explains what that says. `forks` remembers the line that forked a stream into a capture,
+`lost` explains a capture that was lost all the same. `watch` sees launches below Python, `redirect` says which to move.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Waiting calls of other Python libraries for GPUs: CuPy, Numba, Warp, and the autotuners of Triton and Inductor.
 
-Each is patched when its module is imported, and asks `syncs` first. Tested with CuPy 14.2, numba-cuda 0.23 and 0.30,
-Triton 3.6 (on a GPU), Warp 1.19 (without one). What a version does not have is left out. Needed because these libraries
+Each is patched when its module is imported, and asks `syncs` first. Tested with CuPy 14.2, numba-cuda 0.30 and Warp
+1.19, without a GPU, and Triton 3.6, with one. What a version does not have is left out. Needed because these libraries
 call CUDA from below Python, so a capture is lost without a line. Not reachable from Python, since the type cannot be
 patched: ``cupy.cuda.Device.synchronize``. Ends when CUDA's own error names the call.
 """
