@@ -128,7 +128,8 @@ def _at_once(launch: Launch) -> _Maker:
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def replacement(*args: Any, **kwargs: Any) -> Any:
-            if gate.active:
+            # Where torch has no streams there is no capture of torch's, and such a copy is what it was.
+            if gate.active and runtime.found() is not None:
                 gate.resolve(0, gate.current_device(), launch)
             return original(*args, **kwargs)
 

@@ -258,7 +258,9 @@ def test_the_end_of_a_capture_that_nobody_saw_begin_passes(captures):
 # Without torch's CUDA
 
 
-@pytest.mark.parametrize(("module", "name"), [*having(WAITING), *having(ALLOCATING), *having(BEGINS)], ids=short)
+@pytest.mark.parametrize(
+    ("module", "name"), [*having(WAITING), *having(ALLOCATING), *having(AT_ONCE), *having(BEGINS)], ids=short
+)
 def test_where_torch_has_no_streams_nothing_is_asked(module, name, monkeypatch):
     recorder = Recorder(monkeypatch, importlib.import_module(module), name)
     recorder.result = (0,)
