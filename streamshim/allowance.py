@@ -20,6 +20,8 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.regions: list[allow] = []
+        #: The line of the launch that the gate has let through last, while a region is open.
+        self.launched: Site | None = None
 
 
 _thread = _Thread()
@@ -88,6 +90,7 @@ class allow(ContextDecorator):
         mine = self._entered.get(threading.get_ident())
         regions, tell = (mine or next(entries for entries in self._entered.values() if entries)).pop()
         regions.remove(self)
+        _thread.launched = None
         if tell is not None:
             tell(False)
 
@@ -95,6 +98,16 @@ class allow(ContextDecorator):
 def depth(what: str) -> int:
     """How many regions of this kind are open on the calling thread."""
     return sum(region.what == what for region in _thread.regions)
+
+
+def let_through(site: Site) -> None:
+    """The gate lets a launch of this line go where the caller sent it; for `was_let_through`."""
+    _thread.launched = site
+
+
+def was_let_through(site: Site) -> bool:
+    """Whether the gate has let a launch of this line through already, which is seen again below Python."""
+    return _thread.launched == site
 
 
 def covers(what: str, site: Site | None = None) -> bool:

@@ -63,12 +63,15 @@ enabled = False
 before_begin: list[Callable[[], None]] = []
 #: Told when a capture has begun, and before it ends (see `guards`).
 guards: list[Any] = []
-#: Given torch's graph and the window just before its capture ends, to read the graph.
+#: Given torch's graph (None for a capture of cuda-python's) and the window just before its capture ends, to read the
+#: graph.
 readers: list[Callable[[Any, Window], None]] = []
 #: Given the window of a capture that has ended well; what they return is raised, before the graph can be used.
 judges: list[Callable[[Window], BaseException | None]] = []
 #: Given the window and torch's error when a capture has failed; returns what is raised instead, or None.
 explain: Callable[[Window, BaseException], BaseException | None] | None = None
+#: Called when a capture of torch's was lost and no other is open, on its stream.
+after_loss: list[Callable[[], None]] = []
 
 
 def any_open() -> bool:
@@ -79,6 +82,11 @@ def any_open() -> bool:
 def window(capture: int) -> Window | None:
     """The window of an open capture, by the driver's id."""
     return _windows.get(capture)
+
+
+def on(handle: int) -> int:
+    """The id of the open capture that was begun on this stream; 0 if there is none."""
+    return _captured_on.get(handle, 0)
 
 
 def open_windows() -> list[Window]:
@@ -119,11 +127,20 @@ def begun(handle: int, device: int, error_mode: str) -> None:
         _tell(guards, "opened", opened)
 
 
-def ending(handle: int) -> Window | None:
-    """Tell the guards that the capture on a stream is about to end; returns its window, which is open until `ended`."""
+def ending(handle: int, graph: Any = None) -> Window | None:
+    """Tell the guards that the capture on a stream is about to end, and let its graph be read.
+
+    Args:
+        handle: the stream.
+        graph: torch's graph; None if it is not torch that captures.
+
+    Returns:
+        Its window, which is open until `ended`; None if there is none.
+    """
     closing = _windows.get(_captured_on.get(handle, 0))
     if closing is not None:
         _tell(guards[::-1], "closing", closing)
+        _read(graph, closing)
     return closing
 
 
@@ -181,9 +198,7 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
         # Under another current stream torch refuses, and the capture goes on.
         asked = runtime.get()
         handle = asked.current_handle(asked.current_device())
-        closing = ending(handle)
-        if closing is not None:
-            _read(self, closing)
+        closing = ending(handle, self)
         try:
             result = original(self, *args, **kwargs)
         except BaseException as error:
@@ -196,6 +211,7 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
                 explained = explain(closing, error) if explain is not None and closing is not None else None
             finally:
                 ended(handle)
+                _settle()
             if explained is not None:
                 raise explained from error
             raise
@@ -207,6 +223,17 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return capture_end
+
+
+def _settle() -> None:
+    # While another capture is open nothing can be tried out here; its end does as much.
+    if any_open():
+        return
+    for settle in after_loss:
+        try:
+            settle()
+        except Exception:
+            logger.exception("streamshim: the process may not be able to capture again")
 
 
 def _read(graph: Any, window: Window) -> None:

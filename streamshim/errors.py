@@ -2,6 +2,7 @@
 
     StreamShimError                 root of all errors
     ├── WrongStreamError            a launch would escape the capture, or land in another one
+    ├── MissingFromGraphError       strict and check mode: CUDA took a launch into a capture, and the graph lacks it
     ├── HostSyncError               the host would wait for the device inside a capture (also a RuntimeError)
     ├── CaptureInvalidatedError     a capture was lost; raised from torch's error (also a RuntimeError)
     ├── CompiledInCaptureError      strict mode: a kernel was compiled inside a capture
@@ -143,6 +144,61 @@ class EscapeReport:
 
 
 @dataclass(frozen=True)
+class Missing:
+    """Launches that CUDA took into a capture, and that its graph lacks.
+
+    Attributes:
+        what: the kernel's name, or "copy" or "set".
+        launched: how often it was launched.
+        nodes: how many nodes the graph has for it.
+        site: the line that launched it first.
+    """
+
+    what: str
+    launched: int
+    nodes: int
+    site: Site
+
+
+@dataclass(frozen=True)
+class MissingReport:
+    """What a graph lacks of the launches that went into its capture.
+
+    Attributes:
+        kernels: one for each kernel.
+        capture: the capture, in words.
+        mode: the mode in force.
+    """
+
+    kernels: tuple[Missing, ...]
+    capture: str
+    mode: str
+
+    def __str__(self) -> str:
+        first, rows = self.kernels[0], []
+        for missing in self.kernels[:SHOWN]:
+            rows += [
+                ("missing", missing.what),
+                ("launched", f"{missing.launched} times; the graph has {missing.nodes} nodes for it"),
+                ("first at", _with_source(missing.site)),
+            ]
+        if len(self.kernels) > SHOWN:
+            rows.append(("and", f"{len(self.kernels) - SHOWN} more"))
+        rows += [("captured", self.capture), ("streamshim mode", self.mode)]
+        return _rendered(
+            f"The captured CUDA graph lacks launches of {first.what}, which was launched first at {first.site}.",
+            rows,
+            "They were made on a stream of the capture, without an error, and the graph has fewer nodes for them than "
+            "that: every replay would be wrong.",
+            (
+                "Look for code that takes nodes out of a graph while it is captured (cudaGraphDestroyNode).",
+                "If a launch without a stream was moved into the capture below Python (redirect), give it a stream "
+                "instead, and tell us.",
+            ),
+        )
+
+
+@dataclass(frozen=True)
 class SyncReport:
     """A host synchronisation that was refused.
 
@@ -253,6 +309,20 @@ class WrongStreamError(StreamShimError):
     """
 
     def __init__(self, report: LaunchReport | EscapeReport) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+class MissingFromGraphError(StreamShimError):
+    """Strict and check mode: a graph that was captured has fewer nodes than launches went into its capture.
+
+    Raised at the end of the capture, before the graph can be used.
+
+    Attributes:
+        report: the `MissingReport` that is the text of the error.
+    """
+
+    def __init__(self, report: MissingReport) -> None:
         super().__init__(str(report))
         self.report = report
 

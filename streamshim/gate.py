@@ -205,6 +205,7 @@ def _resolve_rare(given: int, current: int, device: int, launch: Launch, argumen
     site = user_site()
     if allowance.covers("launch", site):
         ledger.add(ledger.Event("allowed launch", launch.what, site, given, current, current_capture.id))
+        allowance.let_through(site)
         return given
     report = _report(verdict, given, current, device, current_capture, launch, argument, site)
     if verdict is Verdict.RESCUE:

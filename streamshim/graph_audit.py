@@ -49,18 +49,26 @@ class GraphAudit:
 _read: weakref.WeakKeyDictionary[Any, GraphAudit] = weakref.WeakKeyDictionary()
 
 
-def read(graph: Any, window: Window) -> None:
+def read(graph: Any, window: Window) -> GraphAudit | None:
     """Read a graph just before its capture ends, since torch keeps only what it makes of it (`capture.readers`).
 
     Args:
-        graph: torch's graph object.
+        graph: torch's graph object, for `audit` later; None if it is not torch that captures.
         window: its capture.
+
+    Returns:
+        What is in it; None if it cannot be read, because the capture is lost, say.
     """
-    _read.pop(graph, None)  # of an earlier capture
+    if graph is not None:
+        _read.pop(graph, None)  # of an earlier capture
     handle = runtime.get().captured_graph(window.stream)
-    if handle:
-        nodes, edges = graphs.read(handle)
-        _read[graph] = GraphAudit(tuple(nodes), tuple(edges))
+    if not handle:
+        return None
+    nodes, edges = graphs.read(handle)
+    found = GraphAudit(tuple(nodes), tuple(edges))
+    if graph is not None:
+        _read[graph] = found
+    return found
 
 
 def audit(graph: Any) -> GraphAudit:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from . import allowance, binders, capture, fork, gate, imports, ledger, runtime
 from ._version import __version__
 from .errors import AlreadyInstalledError, BinderError
-from .guards import blocks, forks, libraries, lost, refusals, sync_mode, torch_calls
+from .guards import blocks, forks, libraries, lost, profiler, refusals, sync_mode, torch_calls
 from .guards.redirect import Redirect
 from .guards.watch import Source, Watch
 from .patching import Patch
@@ -28,8 +28,10 @@ logger = logging.getLogger("streamshim")
 
 _TORCH_GRAPHS = "torch.cuda.graphs"
 _TORCH_CUDA = "torch.cuda"
+_TORCH_PROFILER = "torch.autograd.profiler"
 _CAPTURES = "torch captures"
 _WAITS = "torch waits"
+_PROFILER = "torch profiler"
 
 _lock = fork.Lock()
 _active: State | None = None
@@ -156,13 +158,15 @@ def _install(settings: Settings, by: str = "") -> Installation:
     if settings.mode in (Mode.STRICT, Mode.CHECK):
         capture.readers[:] = [_read_graph]
     state.redirect = Redirect(self_test, settings.redirect) if settings.mode is not Mode.CHECK else None
-    state.watch = gate.mover = Watch(_cupti, state.watches, state.redirect)
+    state.watch = gate.mover = Watch(_cupti, state.watches, state.redirect, compares=bool(capture.readers))
     capture.guards.append(state.watch)
     capture.judges[:] = [state.watch.judge]
     capture.explain = lost.explained
+    capture.after_loss[:] = [_settle_generators]
     allowance.on_change["sync"] = sync_mode.on_allow
     imports.when_imported(_TORCH_GRAPHS, _bind_torch)
     imports.when_imported(_TORCH_CUDA, _bind_waits)
+    imports.when_imported(_TORCH_PROFILER, _bind_profiler)
     for module in libraries.CALLS:
         imports.when_imported(module, _bind_library)
     for module in _modules(settings):
@@ -200,8 +204,9 @@ def uninstall() -> None:
         gate.mover, gate.needs_mover = None, False
         capture.readers.clear()
         capture.explain = None
+        capture.after_loss.clear()
         allowance.on_change.clear()
-        for module in (_TORCH_GRAPHS, _TORCH_CUDA, *libraries.CALLS, *_modules(state.settings)):
+        for module in (_TORCH_GRAPHS, _TORCH_CUDA, _TORCH_PROFILER, *libraries.CALLS, *_modules(state.settings)):
             imports.forget(module)
 
 
@@ -257,7 +262,16 @@ def _read_graph(graph: object, window: capture.Window) -> None:
     """What reads the graph of each capture; made at the first one."""
     from .graph_audit import read
 
-    read(graph, window)
+    found, state = read(graph, window), _active
+    if found is not None and state is not None and state.watch is not None:
+        state.watch.compare(window, found.nodes)
+
+
+def _settle_generators() -> None:
+    """After a capture that was lost."""
+    from .runtime.generators import settle
+
+    settle()
 
 
 def _cupti() -> Source:
@@ -293,6 +307,13 @@ def _bind_waits(module: ModuleType) -> None:
     with _lock:
         if _active is not None:
             _active.apply(_WAITS, lambda: [*torch_calls.patches(module), *forks.patches(module)])
+
+
+def _bind_profiler(module: ModuleType) -> None:
+    with _lock:
+        if _active is not None and _active.watch is not None:
+            watch = _active.watch
+            _active.apply(_PROFILER, lambda: profiler.patches(getattr(module, "profile", None), watch.give_way))
 
 
 def _bind_library(module: ModuleType) -> None:

@@ -97,6 +97,18 @@ _SHIM = (
         "Take the stream at each call, or pass None. Strict mode makes an error of it.",
     ),
     _say(
+        "escaped", r"Launches are missing from the CUDA graph", "streamshim: launches left a capture",
+        "Launches were made below Python on a stream outside the capture: they ran once, and the graph lacks them.",
+        "A C++ extension, a library or a helper kernel that launches on the NULL stream or on one of its own.",
+        "Give it torch's current stream (in C++: at::cuda::getCurrentCUDAStream()); the message names the lines.",
+    ),
+    _say(
+        "missing", r"The captured CUDA graph lacks launches", "streamshim: a graph lacks launches",
+        "CUDA took launches into the capture, and the graph has fewer nodes than that.",
+        "Code that takes nodes out of the graph while it is captured.",
+        "Look for cudaGraphDestroyNode near the lines that the message names.",
+    ),
+    _say(
         "host-sync", r"Host sync refused .*CUDA graph capture", "streamshim: a host sync was refused",
         "A call was about to wait for the device, which would have lost the capture. The capture is still valid.",
         "A check of a value (.item(), if on a tensor), printing a tensor, or a synchronize call.",

@@ -19,10 +19,20 @@ from typing import Any, Protocol
 from .. import allowance, capture, fork, gate, ledger, runtime
 from ..callsite import user_site
 from ..capture import Window
-from ..errors import Escape, EscapedLaunchWarning, EscapeReport, WrongStreamError
+from ..errors import (
+    Escape,
+    EscapedLaunchWarning,
+    EscapeReport,
+    MissingFromGraphError,
+    MissingReport,
+    StreamShimError,
+    WrongStreamError,
+)
 from ..runtime.driver_calls import BREAKING, CONFIG_STREAM, LAUNCHES, Call
+from ..runtime.graphs import Node
 from ..settings import Mode
 from ..streams import LAST_DEFAULT, LEGACY, PER_THREAD, describe
+from .recorded import Recorded
 from .redirect import Redirect
 
 logger = logging.getLogger("streamshim")
@@ -33,6 +43,8 @@ KEPT = 100
 NAMES: dict[int, str] = {**{number: call.name for number, call in LAUNCHES.items()}, **BREAKING}
 _CAPTURE_ERRORS = range(900, 909)
 _ENTER = 0
+#: Where the stream is in the parameters of copies and sets that have their size just before it.
+_AFTER_SIZE = 24
 
 
 class Subscription(Protocol):
@@ -59,16 +71,24 @@ class Watch:
         make: makes what tells of calls, when the first capture begins; raises an exception where there is none.
         wanted: whether the capture that begins is to be watched.
         redirect: says which launches are to be moved into the capture.
+        compares: whether what goes into a capture is counted, for `compare`.
 
     Attributes:
         off: why it does not watch, in words; an empty string if it does, or has not had to yet.
     """
 
     def __init__(
-        self, make: Callable[[], Source], wanted: Callable[[], bool], redirect: Redirect | None = None
+        self,
+        make: Callable[[], Source],
+        wanted: Callable[[], bool],
+        redirect: Redirect | None = None,
+        compares: bool = False,
     ) -> None:
         self.off = ""
         self._make, self._wanted, self._redirect = make, wanted, redirect
+        self._recorded = Recorded() if compares else None
+        #: Capture -> what its graph lacks, from `compare` to `judge`.
+        self._missing: dict[int, MissingReport] = {}
         self._source: Source | None = None
         self._lock = fork.Lock()
         self._open: set[int] = set()
@@ -90,6 +110,8 @@ class Watch:
             live = {w.id for w in capture.open_windows()}
             for key in [key for key, escape in list(self._found.items()) if escape.capture not in live]:
                 self._found.pop(key, None)
+            if self._recorded is not None:
+                self._recorded.forget_all_but(live)
             if self._subscription is None:
                 self._start()
 
@@ -99,6 +121,27 @@ class Watch:
             if not self._open and self._subscription is not None:
                 subscription, self._subscription = self._subscription, None
                 subscription.close()
+
+    def give_way(self, whom: str) -> None:
+        """Let somebody else have CUPTI: what is captured now is watched no further.
+
+        Args:
+            whom: who wants it, in words.
+        """
+        with self._lock:
+            if self._subscription is None:
+                return
+            subscription, self._subscription = self._subscription, None
+            subscription.close()
+            self.off = f"{whom} was started inside a capture; since then it has CUPTI, which has one user at a time"
+        logger.warning("streamshim: the rest of this capture is not watched: %s", self.off)
+
+    def compare(self, window: Window, nodes: Iterable[Node]) -> None:
+        """Hold the nodes of a graph against what was launched into its capture; `judge` tells what is missing."""
+        found = self._recorded.missing(window.id, nodes) if self._recorded is not None else []
+        self._missing.pop(window.id, None)
+        if found:
+            self._missing[window.id] = MissingReport(tuple(found), str(window), str(gate.mode()))
 
     def end(self) -> None:
         """For `uninstall`: watch nothing more, also if a capture is just beginning in another thread."""
@@ -111,23 +154,28 @@ class Watch:
     def judge(self, window: Window) -> BaseException | None:
         """What was found in a capture that has ended well: an error in strict and check mode, a warning in bind mode.
 
+        Launches that left it come before launches that went into it and are missing from its graph.
+
         Where another exception is on its way already, it is only logged. An interrupt (Ctrl-C) that came while the
         driver was asking is returned now, since nothing can be raised through the driver.
         """
         interrupt, self._interrupt = self._interrupt, None
         if interrupt is not None:
             return interrupt
-        found = self.taken(window)
-        if not found:
+        found, missing = self.taken(window), self._missing.pop(window.id, None)
+        verdict: StreamShimError
+        if found:
+            site, verdict = found[0].site, WrongStreamError(EscapeReport(tuple(found), str(window), str(gate.mode())))
+        elif missing is not None:
+            site, verdict = missing.kernels[0].site, MissingFromGraphError(missing)
+        else:
             return None
-        report = EscapeReport(tuple(found), str(window), str(gate.mode()))
         if sys.exc_info()[1] not in (None, window.handled):
-            logger.error("%s", report)
+            logger.error("%s", verdict)
             return None
         if gate.mode() is not Mode.BIND:
-            return WrongStreamError(report)
-        site = found[0].site
-        warnings.warn_explicit(str(report), EscapedLaunchWarning, site.file, site.line, registry={})
+            return verdict
+        warnings.warn_explicit(str(verdict), EscapedLaunchWarning, site.file, site.line, registry={})
         return None
 
     def taken(self, window: Window) -> list[Escape]:
@@ -187,8 +235,12 @@ class Watch:
                     self._launched(call, data)
             elif function in BREAKING:
                 self._returned(BREAKING[function], data)
-            elif self._moved:
-                self._put_back(LAUNCHES[function], data)
+            else:
+                call = LAUNCHES[function]
+                if self._recorded is not None:
+                    self._record(self._recorded, call, data)
+                if self._moved:
+                    self._put_back(call, data)
         except Exception:
             logger.exception("streamshim: the watch failed at %s", NAMES.get(function, function))
         except BaseException as interrupt:  # noqa: BLE001, `judge` raises it
@@ -214,12 +266,15 @@ class Watch:
                     # This is the caller's own structure, to be found as it was.
                     self._moved[threading.get_ident(), address] = place.value or 0
                 place.value = current
+                self._inside.moved = True
                 ledger.add(ledger.Event("moved launch", call.name, user_site(), given, current, mine))
                 return
         site = user_site()
         what = call.name
         if data.symbolName and call.kind == "kernel":
             what = f"{call.name}, kernel {data.symbolName.decode(errors='replace')!r}"
+        if allowance.was_let_through(site):
+            return
         if allowance.covers("launch", site):
             ledger.add(ledger.Event("allowed launch", what, site, given, current, mine))
             return
@@ -236,6 +291,20 @@ class Watch:
         expected = f"{describe(current)}, torch's current stream of cuda:{device}"
         self._found[key] = Escape(what, site, stream, expected, mine, count)
         ledger.add(ledger.Event("escaped launch", what, site, given, current, mine))
+
+    def _record(self, recorded: Recorded, call: Call, data: Any) -> None:
+        """After a launch: that it went into a capture. Of copies and sets only those that were moved there."""
+        moved, self._inside.moved = getattr(self._inside, "moved", False), False
+        if call.kind != "kernel" and not (moved and _has_size(call, data.functionParams)):
+            return
+        if data.functionReturnValue and ctypes.c_int.from_address(data.functionReturnValue).value:
+            return
+        stream = stream_of(call, data.functionParams or 0)
+        if stream <= LEGACY:
+            return
+        id_ = capture.on(stream) or runtime.get().capture_state(stream).id
+        if id_ > 0:
+            recorded.launched(id_, call.kind, (data.symbolName or b"?") if call.kind == "kernel" else b"")
 
     def _put_back(self, call: Call, data: Any) -> None:
         """After a launch: what was written into a structure of the caller's."""
@@ -260,6 +329,11 @@ def _checked(source: Source) -> Source:
         if said and said != name:
             raise LookupError(f"CUPTI's number {number} is {said}, not {name}: its version is not known")
     return source
+
+
+def _has_size(call: Call, parameters: int) -> bool:
+    """Whether a copy or set is known to be of some bytes; one of none makes no node."""
+    return call.stream == _AFTER_SIZE and bool(ctypes.c_size_t.from_address(parameters + _AFTER_SIZE - 8).value)
 
 
 def stream_of(call: Call, parameters: int) -> int:

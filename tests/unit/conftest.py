@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from fake_cupti import cupti, watched  # noqa: F401, fixtures
 
 import streamshim
 from streamshim import binders, capture, gate, imports, installer, ledger, runtime, settings
