@@ -28,10 +28,10 @@ from ..errors import (
     StreamShimError,
     WrongStreamError,
 )
-from ..runtime.driver_calls import BREAKING, CONFIG_STREAM, LAUNCHES, Call
+from ..runtime.driver_calls import BREAKING, LAUNCHES, Call, has_size, stream_address, stream_of
 from ..runtime.graphs import Node
 from ..settings import Mode
-from ..streams import LAST_DEFAULT, LEGACY, PER_THREAD, describe
+from ..streams import LAST_DEFAULT, LEGACY, describe
 from .recorded import Recorded
 from .redirect import Redirect
 
@@ -41,10 +41,8 @@ logger = logging.getLogger("streamshim")
 KEPT = 100
 #: CUPTI's number -> name, of all functions that are looked at.
 NAMES: dict[int, str] = {**{number: call.name for number, call in LAUNCHES.items()}, **BREAKING}
-_CAPTURE_ERRORS = range(900, 909)
+_CAPTURE_ERRORS, _LOST_BEFORE = range(900, 909), 901
 _ENTER = 0
-#: Where the stream is in the parameters of copies and sets that have their size just before it.
-_AFTER_SIZE = 24
 
 
 class Subscription(Protocol):
@@ -233,14 +231,8 @@ class Watch:
                 call = LAUNCHES.get(function)
                 if call is not None:
                     self._launched(call, data)
-            elif function in BREAKING:
-                self._returned(BREAKING[function], data)
             else:
-                call = LAUNCHES[function]
-                if self._recorded is not None:
-                    self._record(self._recorded, call, data)
-                if self._moved:
-                    self._put_back(call, data)
+                self._returned(function, data)
         except Exception:
             logger.exception("streamshim: the watch failed at %s", NAMES.get(function, function))
         except BaseException as interrupt:  # noqa: BLE001, `judge` raises it
@@ -270,9 +262,7 @@ class Watch:
                 ledger.add(ledger.Event("moved launch", call.name, user_site(), given, current, mine))
                 return
         site = user_site()
-        what = call.name
-        if data.symbolName and call.kind == "kernel":
-            what = f"{call.name}, kernel {data.symbolName.decode(errors='replace')!r}"
+        what = _named(call.name, data) if call.kind == "kernel" else call.name
         if allowance.was_let_through(site):
             return
         if allowance.covers("launch", site):
@@ -292,12 +282,24 @@ class Watch:
         self._found[key] = Escape(what, site, stream, expected, mine, count)
         ledger.add(ledger.Event("escaped launch", what, site, given, current, mine))
 
-    def _record(self, recorded: Recorded, call: Call, data: Any) -> None:
-        """After a launch: that it went into a capture. Of copies and sets only those that were moved there."""
-        moved, self._inside.moved = getattr(self._inside, "moved", False), False
-        if call.kind != "kernel" and not (moved and _has_size(call, data.functionParams)):
+    def _returned(self, function: int, data: Any) -> None:
+        """After a call: what it did to a capture, and what was moved for it."""
+        call = LAUNCHES.get(function)
+        status = ctypes.c_int.from_address(data.functionReturnValue).value if data.functionReturnValue else 0
+        # A launch into a capture that is lost already has not lost it.
+        if status in _CAPTURE_ERRORS and (call is None or status != _LOST_BEFORE):
+            self._blame(NAMES[function], data)
+        if call is None:
             return
-        if data.functionReturnValue and ctypes.c_int.from_address(data.functionReturnValue).value:
+        moved, self._inside.moved = getattr(self._inside, "moved", False), False
+        if self._recorded is not None and status == 0:
+            self._record(self._recorded, call, data, moved)
+        if self._moved:
+            self._put_back(call, data)
+
+    def _record(self, recorded: Recorded, call: Call, data: Any, moved: bool) -> None:
+        """Count a launch that went into a capture. Of copies and sets only those that were moved there."""
+        if call.kind != "kernel" and not (moved and has_size(call, data.functionParams)):
             return
         stream = stream_of(call, data.functionParams or 0)
         if stream <= LEGACY:
@@ -313,13 +315,18 @@ class Watch:
         if before is not None:
             ctypes.c_void_p.from_address(address).value = before
 
-    def _returned(self, name: str, data: Any) -> None:
-        status = ctypes.c_int.from_address(data.functionReturnValue).value if data.functionReturnValue else 0
-        if status not in _CAPTURE_ERRORS:
-            return
+    def _blame(self, name: str, data: Any) -> None:
+        """Remember a call that CUDA refused because of a capture."""
         site, thread = user_site(), threading.current_thread().name
+        what = _named(name, data)
         for window in capture.open_windows():
-            ledger.add(ledger.Event("failed sync", f"{name} in thread {thread}", site, 0, 0, window.id))
+            ledger.add(ledger.Event("failed sync", f"{what} in thread {thread}", site, 0, 0, window.id))
+
+
+def _named(name: str, data: Any) -> str:
+    """A function, with the kernel that it launches."""
+    kernel = data.symbolName
+    return f"{name}, kernel {kernel.decode(errors='replace')!r}" if kernel else name
 
 
 def _checked(source: Source) -> Source:
@@ -329,35 +336,3 @@ def _checked(source: Source) -> Source:
         if said and said != name:
             raise LookupError(f"CUPTI's number {number} is {said}, not {name}: its version is not known")
     return source
-
-
-def _has_size(call: Call, parameters: int) -> bool:
-    """Whether a copy or set is known to be of some bytes; one of none makes no node."""
-    return call.stream == _AFTER_SIZE and bool(ctypes.c_size_t.from_address(parameters + _AFTER_SIZE - 8).value)
-
-
-def stream_of(call: Call, parameters: int) -> int:
-    """The stream of a launch, from its parameters.
-
-    Args:
-        call: the function.
-        parameters: the address of the structure of its parameters.
-
-    Returns:
-        The handle; 0 if it takes none. To the forms for per-thread default streams, NULL is the thread's own.
-    """
-    address = stream_address(call, parameters)
-    if not address:
-        return 0
-    return ctypes.c_void_p.from_address(address).value or (PER_THREAD if call.name.endswith("_ptsz") else 0)
-
-
-def stream_address(call: Call, parameters: int) -> int:
-    """Where the stream of a launch is; 0 if it takes none. Arguments as `stream_of`."""
-    if call.stream < 0 or not parameters:
-        return 0
-    address = parameters + call.stream
-    if not call.in_config:
-        return address
-    config = ctypes.c_void_p.from_address(address).value
-    return config + CONFIG_STREAM if config else 0

@@ -6,9 +6,12 @@ wherever both have a function. They are checked by name against the library at h
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
+
+from ..streams import PER_THREAD
 
 
 class Call(NamedTuple):
@@ -85,3 +88,38 @@ BREAKING: Mapping[int, str] = MappingProxyType({
     125: "cuStreamQuery", 439: "cuStreamQuery_ptsz", 371: "cuMemAllocManaged", 39: "cuMemHostAlloc",
     294: "cuMemAllocHost_v2", 379: "cuMemHostRegister_v2",
 })  # fmt: skip
+
+#: Where the stream is in the parameters of copies and sets that have their size just before it.
+_AFTER_SIZE = 24
+
+
+def has_size(call: Call, parameters: int) -> bool:
+    """Whether a copy or set is known to be of some bytes; one of none makes no node. Arguments as `stream_of`."""
+    return call.stream == _AFTER_SIZE and bool(ctypes.c_size_t.from_address(parameters + _AFTER_SIZE - 8).value)
+
+
+def stream_of(call: Call, parameters: int) -> int:
+    """The stream of a launch, from its parameters.
+
+    Args:
+        call: the function.
+        parameters: the address of the structure of its parameters.
+
+    Returns:
+        The handle; 0 if it takes none. To the forms for per-thread default streams, NULL is the thread's own.
+    """
+    address = stream_address(call, parameters)
+    if not address:
+        return 0
+    return ctypes.c_void_p.from_address(address).value or (PER_THREAD if call.name.endswith("_ptsz") else 0)
+
+
+def stream_address(call: Call, parameters: int) -> int:
+    """Where the stream of a launch is; 0 if it takes none. Arguments as `stream_of`."""
+    if call.stream < 0 or not parameters:
+        return 0
+    address = parameters + call.stream
+    if not call.in_config:
+        return address
+    config = ctypes.c_void_p.from_address(address).value
+    return config + CONFIG_STREAM if config else 0

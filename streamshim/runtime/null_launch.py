@@ -26,42 +26,72 @@ _PTX = b"""
 """
 
 
+class _Config(ctypes.Structure):
+    """``CUlaunchConfig`` of cuda.h."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("sharedMemBytes", ctypes.c_uint),
+        ("hStream", ctypes.c_void_p),
+        ("attrs", ctypes.c_void_p),
+        ("numAttrs", ctypes.c_uint),
+    ]
+
+
 def self_test() -> None:
-    """Launch a kernel on NULL in a capture, and replay it. The caller moves launches meanwhile, and watches.
+    """Launch on NULL in a capture, in each way that is moved, and replay it.
+
+    A kernel through ``cuLaunchKernel``, one through ``cuLaunchKernelEx``, a copy and a set, each on a number of its
+    own. The caller moves launches meanwhile, and watches.
 
     Raises:
-        RuntimeError: if it is missing from the graph, or CUDA refuses something.
+        RuntimeError: if something is missing from the graph, or CUDA refuses it.
     """
     import torch
 
     driver = ctypes.CDLL("libcuda.so.1")
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    value = torch.zeros(1, dtype=torch.int32, device="cuda")
     _check(driver.cuModuleLoadData(ctypes.byref(module), _PTX), "cuModuleLoadData")
     _check(driver.cuModuleGetFunction(ctypes.byref(function), module, b"streamshim_add_one"), "cuModuleGetFunction")
-    address = ctypes.c_uint64(value.data_ptr())
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(address))
+    values = torch.zeros(4, dtype=torch.int32, device="cuda")
     cuda: Any = torch.cuda  # partly untyped
-    one, graph, stream = ctypes.c_uint(1), cuda.CUDAGraph(), cuda.Stream()
+    graph, stream = cuda.CUDAGraph(), cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")
         try:
-            # Where it is not moved, that is told here, and no finding of the watch.
+            # Where one is not moved, that is told here, and no finding of the watch.
             with allowance.allow("launch", reason="shows whether it is moved"):
-                status = driver.cuLaunchKernel(
-                    function, one, one, one, one, one, one, ctypes.c_uint(0), None, parameters, None
-                )
+                statuses = _launch(driver, function, values.data_ptr())
         finally:
             graph.capture_end()
-        _check(status, "cuLaunchKernel")
+        for name, status in statuses.items():
+            _check(status, name)
         stream.synchronize()
-        seen = [int(value.item())]
+        seen = [values.tolist()]
         for _ in range(2):
+            values[3] = 0
             graph.replay()
-            seen.append(int(value.item()))
-    if seen != [0, 1, 2]:
-        raise RuntimeError(f"a launch on NULL was not moved: the value was {seen} instead of [0, 1, 2]")
+            seen.append(values.tolist())
+    wanted = [[0, 0, 0, 0], [1, 1, 1, 7], [2, 2, 2, 7]]
+    if seen != wanted:
+        raise RuntimeError(f"a launch on NULL was not moved: the values were {seen} instead of {wanted}")
+
+
+def _launch(driver: Any, function: ctypes.c_void_p, values: int) -> dict[str, int]:
+    """Add 1 to the first two of four numbers, copy the first to the third, and set the fourth to 7, all on NULL."""
+    first, second, third, fourth = (ctypes.c_uint64(values + 4 * i) for i in range(4))
+    one, none = ctypes.c_uint(1), ctypes.c_uint(0)
+    of_first = (ctypes.c_void_p * 1)(ctypes.addressof(first))
+    of_second = (ctypes.c_void_p * 1)(ctypes.addressof(second))
+    config = _Config((1, 1, 1), (1, 1, 1), 0, None, None, 0)
+    return {
+        "cuLaunchKernel": driver.cuLaunchKernel(function, one, one, one, one, one, one, none, None, of_first, None),
+        "cuLaunchKernelEx": driver.cuLaunchKernelEx(ctypes.byref(config), function, of_second, None),
+        "cuMemcpyDtoDAsync": driver.cuMemcpyDtoDAsync_v2(third, first, ctypes.c_size_t(4), None),
+        "cuMemsetD32Async": driver.cuMemsetD32Async(fourth, ctypes.c_uint(7), ctypes.c_size_t(1), None),
+    }
 
 
 def _check(status: Any, name: str) -> None:

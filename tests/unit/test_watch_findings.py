@@ -402,3 +402,15 @@ def test_a_thread_without_a_python_frame_has_no_line(watched, cupti, cuda):
 def _tell(told, data, done):
     told(307, data)
     done.set()
+
+
+def test_a_launch_that_the_driver_refused_is_remembered(watched, cupti):
+    """On the NULL stream, while a stream captures that waits for that one (906)."""
+    watched(lambda: cupti.launch(KERNEL, STREAM, b"gate", status=906))
+    (event,) = ledger.events()
+    assert (event.kind, event.what) == ("failed sync", "cuLaunchKernel, kernel 'gate' in thread MainThread")
+
+
+def test_a_launch_that_came_too_late_is_not(watched, cupti):
+    watched(lambda: cupti.launch(KERNEL, STREAM, status=901))
+    assert ledger.events() == []
