@@ -172,6 +172,28 @@ def test_after_a_lost_capture_the_process_captures_again(shim, loss):
     assert captures_again()
 
 
+def test_after_a_lost_capture_random_numbers_are_drawn_again(shim):
+    """torch's generator takes the capture to be going on; and a graph from before still follows the seed."""
+    drawn, graph = torch.zeros(64, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.current_stream()):
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+            drawn.uniform_()
+
+    def replayed(seed):
+        torch.cuda.manual_seed(seed)
+        drawn.fill_(-1.0)
+        graph.replay()
+        return drawn.tolist()
+
+    before = replayed(3)
+    with pytest.raises(streamshim.CaptureInvalidatedError):
+        in_a_capture(LOSSES["work from before"])
+    torch.cuda.manual_seed(3)
+    assert len(set(torch.rand(64, device="cuda").tolist())) > 32
+    assert replayed(3) == before
+    assert replayed(4) != before
+
+
 def test_an_allowed_sync_is_let_through_and_named_as_the_cause(shim):
     """Allowing is not making legal: CUDA loses the capture, and the error says where."""
     one = torch.ones((), device="cuda")

@@ -1,5 +1,6 @@
 """Launches below Python on a GPU: findings are exactly the guilty ones, and what takes no stream can be moved."""
 
+import ctypes
 import gc
 import subprocess
 import sys
@@ -145,6 +146,73 @@ def test_everything_is_moved_if_that_was_asked_for(path, mode):  # noqa: F811
         assert streamshim.status().events["moved launch"] > 0
 
 
+def take_out_the_last_node(handle):
+    """What nobody should do: remove from a graph, while it is captured, what was launched last."""
+    cuda, stream = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(handle)
+    status, graph, count = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_size_t()
+    nodes = ctypes.POINTER(ctypes.c_void_p)()
+    info = [ctypes.byref(status), None, ctypes.byref(graph), ctypes.byref(nodes), ctypes.byref(count)]
+    assert cuda.cuStreamGetCaptureInfo_v2(stream, *info) == 0
+    assert count.value == 1
+    last, before, number = ctypes.c_void_p(nodes[0]), (ctypes.c_void_p * 8)(), ctypes.c_size_t(8)
+    assert cuda.cuGraphNodeGetDependencies(last, before, ctypes.byref(number)) == 0
+    assert cuda.cuStreamUpdateCaptureDependencies(stream, before, number, 1) == 0
+    assert cuda.cuGraphDestroyNode(last) == 0
+
+
+@pytest.mark.parametrize("mode", ["strict", "check"])
+def test_a_launch_whose_node_was_taken_out_is_missing(mode):
+    def guilty(x, out):
+        torch.mul(x, 2.0, out=out)
+        if torch.cuda.is_current_stream_capturing():
+            take_out_the_last_node(torch.cuda.current_stream().cuda_stream)
+
+    with streamshim.install(mode):
+        with pytest.raises(streamshim.MissingFromGraphError) as error:
+            capture_of(*innocent(), guilty)
+        (found,) = error.value.report.kernels
+        assert "Mul" in found.what
+        assert found.launched == found.nodes + 1
+        capture_of(*innocent())
+
+
+DEADLOCK = """
+import faulthandler, threading, time, torch, streamshim
+
+faulthandler.dump_traceback_later(60, exit=True)
+streamshim.install("strict")
+torch.zeros(1, device="cuda")
+stop, errors, captures = time.monotonic() + 3, [], 0
+
+def allocate_and_free():
+    torch.cuda.set_stream(torch.cuda.Stream())
+    while time.monotonic() < stop:
+        kept = [torch.empty(1 << 22, device="cuda") for _ in range(4)]
+        del kept
+
+threads = [threading.Thread(target=allocate_and_free) for _ in range(3)]
+for thread in threads:
+    thread.start()
+size = 1
+while time.monotonic() < stop:
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+        for _ in range(4):
+            size = (size * 7 + 13) % 60 + 1
+            torch.zeros(size << 20, device="cuda")
+    captures += 1
+for thread in threads:
+    thread.join()
+print(captures > 20, repr(streamshim.status().guards_off))
+"""
+
+
+def test_threads_that_free_tensors_meanwhile_do_not_hang():
+    """torch's allocator calls CUDA with its lock held, and the watch needs Python's."""
+    done = subprocess.run([sys.executable, "-c", DEADLOCK], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "True ''"
+
+
 PROFILED = """
 import torch, streamshim
 from torch.profiler import ProfilerActivity, profile
@@ -182,3 +250,30 @@ def test_torchs_profiler_keeps_its_events_in_every_order(before):
     first, second = done.stdout.splitlines()
     assert first == "True True"
     assert second.startswith("True")
+
+
+STARTED_INSIDE = """
+import torch, streamshim
+from torch.profiler import ProfilerActivity, profile
+
+streamshim.install("strict")
+x = torch.zeros(8, device="cuda")
+seen = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+torch.cuda.synchronize()
+with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()):
+    torch.add(x, 1.0, out=x)
+    seen.start()
+    torch.add(x, 1.0, out=x)
+x.mul_(2)
+torch.cuda.synchronize()
+seen.stop()
+print(sum(event.device_type == torch.autograd.DeviceType.CUDA for event in seen.events()) > 0)
+"""
+
+
+def test_a_profiler_that_starts_inside_a_capture_keeps_its_events():
+    """For the first time in the process, when CUPTI may not be taken."""
+    done = subprocess.run([sys.executable, "-c", STARTED_INSIDE], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "True"
+    assert "the rest of this capture is not watched: torch.profiler was started inside a capture" in done.stderr
