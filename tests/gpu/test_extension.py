@@ -1,4 +1,4 @@
-"""A real C++ extension of torch's (bug reports 16 to 24): its guilty launches are found, and moved if that is wanted."""
+"""A real C++ extension of torch's (bug reports 16 to 24): its guilty launches are found, and moved where wanted."""
 
 import os
 from pathlib import Path
