@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from . import captures, launches, processes, tables, threads, validation, waits
+from . import captures, launches, processes, tables, threads, validation, waits, watching
 from .budgets import check
 from .machine import Machine
 from .measuring import BURST, Result, measure
 
-GROUPS = ("launch", "capture", "waits", "process", "threads", "validation")
+GROUPS = ("launch", "capture", "waits", "process", "threads", "validation", "watch")
 
 
 def main() -> int:
@@ -44,6 +44,8 @@ def main() -> int:
             results += threads.run(machine, forms, max(3, wish.rounds // 3))
         if "validation" in wish.only:
             results += validation.run(machine, wish.rounds)
+        if "watch" in wish.only:
+            results += watching.run(machine)
         if "process" in wish.only:
             results += processes.run(machine, forms, max(3, wish.rounds // 3))
     listed = [result.to_dict() for result in results]

@@ -1,7 +1,7 @@
 """Group "in capture": what a launch, a capture's begin and end, and a large capture cost; and group "replay".
 
 In strict mode captures are watched with CUPTI, so its launches show what the watch costs; a whole capture has a variant
-"watch" for that. Room is left for the redirecting of launches: a variant "redirect".
+"watch" for that. The variant "redirect" launches on NULL, from a library that streamshim does not know, in bind mode.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from streamshim.runtime import CaptureState
 from streamshim.runtime.simulated import Graph, Simulator
 
 from .machine import STAND_IN, Machine
-from .measuring import BIND, BURST, OFF, STATES, STRICT, Form, Result, Variant, installed, measure
+from .measuring import BIND, BURST, OFF, REDIRECT, STATES, STRICT, Form, Result, Variant, installed, measure
 
 GROUP, REPLAY = "in capture", "replay"
 ONE = "capture of one launch"
 LARGE, REPLAYED = 5_000, 1_000
 PAIR = (("bare", OFF), ("shim", BIND))
-WATCHED = (*PAIR, ("watch", STRICT))
+WATCHED = (*PAIR, ("watch", STRICT), ("redirect", REDIRECT))
+#: A launch on NULL of the form "ctypes", which is moved into the capture.
+_ON_NULL = "bare(x, out, n, None)"
 
 
 def run(machine: Machine, forms: list[Form], rounds: int) -> list[Result]:
@@ -72,9 +74,10 @@ def _launches(machine: Machine, forms: list[Form], rounds: int) -> list[Result]:
     """One launch in an open capture: the same statements as outside, but for the one that stays outside it."""
     forms = [f for f in forms if f.name != "TVM-FFI function, addresses"]
     chosen = [(f, v) for f in forms for v in f.variants if v.name in ("bare", "shim", "shim, None", "strict")]
+    chosen += [(f, Variant("redirect", REDIRECT, _ON_NULL, f.variants[0].names)) for f in forms if f.name == "ctypes"]
     results = {(f.name, v.name): Result(GROUP, f.name, v.name, "ns") for f, v in chosen}
     for turn in range(rounds):
-        for state in (*STATES[turn % 3 :], *STATES[: turn % 3]):
+        for state in (*STATES[turn % len(STATES) :], *STATES[: turn % len(STATES)]):
             with installed(state):
                 for form, variant in chosen:
                     if variant.state == state:
@@ -96,9 +99,13 @@ def _whole(machine: Machine, ctypes_form: Form, rounds: int) -> list[Result]:
         for turn in range(rounds):
             for variant, state in WATCHED[:: -1 if turn % 2 else 1]:
                 with installed(state):
-                    launch = variants["strict" if state == STRICT else variant]
-                    timer = timeit.Timer(launch.statement, globals=dict(launch.names))
+                    launch = variants["strict" if state == STRICT else "bare" if state == REDIRECT else variant]
+                    statement = _ON_NULL if state == REDIRECT else launch.statement
+                    timer = timeit.Timer(statement, globals=dict(launch.names))
                     timer.timeit(10)
+                    # What is done once in a process, or after each install, is done now.
+                    with _captured(machine):
+                        timer.timeit(1)
                     machine.settle()
                     start = perf_counter_ns()
                     with _captured(machine):

@@ -84,7 +84,8 @@ def _is_machinery(frame: FrameType) -> bool:
     if name.partition(".")[0] in MACHINERY:
         # A program started with `python -m streamshim ...` or an example inside the package is still the user's.
         return not name.startswith("streamshim.demo") or name == "streamshim.demo.foreign"
-    return frame.f_code.co_filename.startswith("<frozen")
+    # Functions that a library writes and compiles belong to no module: TVM-FFI's around CuTe kernels, for instance.
+    return frame.f_code.co_filename.startswith("<" if not name else "<frozen")
 
 
 def _site(frame: FrameType) -> Site:

@@ -105,8 +105,8 @@ _SHIM = (
     _say(
         "missing", r"The captured CUDA graph lacks launches", "streamshim: a graph lacks launches",
         "CUDA took launches into the capture, and the graph has fewer nodes than that.",
-        "Code that takes nodes out of the graph while it is captured.",
-        "Look for cudaGraphDestroyNode near the lines that the message names.",
+        "The launches were moved below Python (redirect), and the driver did not take that.",
+        "Give the function a stream parameter, and do without redirect (STREAMSHIM_REDIRECT=0).",
     ),
     _say(
         "host-sync", r"Host sync refused .*CUDA graph capture", "streamshim: a host sync was refused",

@@ -7,13 +7,14 @@ import sys
 
 import pytest
 import torch
-from harness import RIGHT, N, captured, fresh_stream
+from harness import RIGHT, N, captured, fresh_stream, is_missing
 from test_ctypes import libraries, load, none, path  # noqa: F401, fixtures
 
 import streamshim
 from streamshim import capture
 from streamshim.guards.watch import Watch
 from streamshim.runtime.cupti import Cupti
+from streamshim.runtime.driver_calls import LAUNCHES, stream_address
 
 
 def capture_of(*calls):
@@ -146,34 +147,52 @@ def test_everything_is_moved_if_that_was_asked_for(path, mode):  # noqa: F811
         assert streamshim.status().events["moved launch"] > 0
 
 
-def take_out_the_last_node(handle):
-    """What nobody should do: remove from a graph, while it is captured, what was launched last."""
-    cuda, stream = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(handle)
-    status, graph, count = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_size_t()
-    nodes = ctypes.POINTER(ctypes.c_void_p)()
-    info = [ctypes.byref(status), None, ctypes.byref(graph), ctypes.byref(nodes), ctypes.byref(count)]
-    assert cuda.cuStreamGetCaptureInfo_v2(stream, *info) == 0
-    assert count.value == 1
-    last, before, number = ctypes.c_void_p(nodes[0]), (ctypes.c_void_p * 8)(), ctypes.c_size_t(8)
-    assert cuda.cuGraphNodeGetDependencies(last, before, ctypes.byref(number)) == 0
-    assert cuda.cuStreamUpdateCaptureDependencies(stream, before, number, 1) == 0
-    assert cuda.cuGraphDestroyNode(last) == 0
+@pytest.fixture
+def deaf_driver(monkeypatch):
+    """As if the driver did not read what is written into the parameters of a launch."""
+
+    def told(self, function, data):
+        call = LAUNCHES.get(function)
+        address = stream_address(call, data.functionParams or 0) if call is not None else 0
+        place = ctypes.c_void_p.from_address(address) if address else None
+        given = place.value if place is not None else None
+        if data.callbackSite == 0:
+            original(self, function, data)
+            if place is not None and place.value != given:
+                written.append(place.value)
+                place.value = given
+            return
+        if written and place is not None:
+            place.value = written.pop()
+        original(self, function, data)
+
+    original, written = Watch._told, []
+    monkeypatch.setattr(Watch, "_told", told)
+    return written
 
 
-@pytest.mark.parametrize("mode", ["strict", "check"])
-def test_a_launch_whose_node_was_taken_out_is_missing(mode):
-    def guilty(x, out):
-        torch.mul(x, 2.0, out=out)
-        if torch.cuda.is_current_stream_capturing():
-            take_out_the_last_node(torch.cuda.current_stream().cuda_stream)
-
-    with streamshim.install(mode):
+@pytest.mark.parametrize("mode", ["strict", "bind"])
+def test_a_launch_that_was_moved_in_vain_is_missing_from_the_graph(path, mode, deaf_driver, monkeypatch):  # noqa: F811
+    library = load(path)
+    # The self-test would find out.
+    monkeypatch.setattr("streamshim.installer.self_test", lambda: None)
+    with streamshim.install(mode, redirect=True):
+        if mode == "bind":
+            # Whose graphs are not read.
+            assert is_missing(captured(none(library)))
+            return
         with pytest.raises(streamshim.MissingFromGraphError) as error:
-            capture_of(*innocent(), guilty)
+            capture_of(*innocent(), none(library))
         (found,) = error.value.report.kernels
-        assert "Mul" in found.what
-        assert found.launched == found.nodes + 1
-        capture_of(*innocent())
+        assert "add_one" in found.what
+        assert (found.launched, found.nodes) == (1, 0)
+        assert found.site.file.endswith("test_ctypes.py")
+
+
+def test_the_self_test_finds_out_that_launches_are_moved_in_vain(path, deaf_driver):  # noqa: F811
+    with streamshim.install("bind", redirect=True):
+        capture_of()
+        assert "a launch on NULL was not moved" in streamshim.status().guards_off
 
 
 DEADLOCK = """

@@ -46,10 +46,18 @@ def test_the_users_modules_are_not(module):
     assert call_from(module, file=f"<{module}>")() == Site(f"<{module}>", 2, "caller")
 
 
-def test_a_module_without_a_name_is_the_users():
-    namespace = {"call": user_site, "__builtins__": {}}
-    exec(compile("site = call()", "<nameless>", "exec"), namespace)
-    assert namespace["site"] == Site("<nameless>", 1, "<module>")
+def test_code_that_a_library_has_written_is_passed_over(at_root):
+    """TVM-FFI's functions around CuTe kernels, for instance; a file that is executed so is the user's."""
+    for file, expected in (("<string>", HERE), ("script.py", "script.py")):
+        namespace = {"call": user_site, "__builtins__": {}}
+        exec(compile("site = call()", file, "exec"), namespace)
+        assert namespace["site"].file == expected
+
+
+def test_the_function_that_tvm_ffi_writes_is_passed_over(at_root):
+    wrapping = pytest.importorskip("tvm_ffi.utils.kwargs_wrapper")
+    wrapper = wrapping.make_kwargs_wrapper(lambda *args: user_site(), ["x", "stream"], arg_defaults=(None,))
+    assert wrapper(1).file == HERE
 
 
 def test_frozen_modules_are_passed_over(at_root):

@@ -174,9 +174,9 @@ The captured CUDA graph lacks launches of kernel 'gate', which was launched firs
 They were made on a stream of the capture, without an error, and the graph has fewer nodes for them than that:
 every replay would be wrong.
 What to do:
-  * Look for code that takes nodes out of a graph while it is captured (cudaGraphDestroyNode).
-  * If a launch without a stream was moved into the capture below Python (redirect), give it a stream instead,
-    and tell us."""
+  * If they were moved into the capture below Python (redirect, or bind with None), the driver did not take
+    that: give the function a stream parameter, and do without (STREAMSHIM_REDIRECT=0).
+  * Otherwise tell us of it, with this text and the output of `streamshim doctor`."""
     )
     many = str(MissingReport((one,) * 8, "capture 7", "strict"))
     assert many.count("  missing ") == 5
