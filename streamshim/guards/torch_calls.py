@@ -13,8 +13,10 @@ from types import ModuleType
 from typing import Any
 
 from .. import fork, gate, runtime
-from ..capture import Window
+from ..capture import Window, windows
+from ..errors import NoCudaError
 from ..patching import Patch, PatchSet
+from ..streams import LEGACY
 from . import refusals, syncs
 from .sync_table import (
     ALWAYS,
@@ -73,13 +75,26 @@ def patches(torch_cuda: ModuleType) -> list[Patch]:
 
 
 def waiting_for_the_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement of a call that waits for the current device, or for the one whose index is its argument."""
+    """The replacement of a call that waits for the current device, or for the one whose index is its argument.
+
+    What is written out here and below is `syncs.run` while no capture is open, when engines wait and poll in loops.
+    """
 
     def synchronize(*args: Any, **kwargs: Any) -> Any:
         if not gate.active:
             return original(*args, **kwargs)
         device = args[0] if args and type(args[0]) is int else None
-        return syncs.run(SYNCHRONIZE, 0, original, args, kwargs, device)
+        try:
+            handle = gate.current_handle(gate.current_device() if device is None else device)
+        except NoCudaError:
+            handle = 0  # other accelerators wait, too
+        if windows or kwargs or (handle > LEGACY and gate.capture_state(handle).id):
+            return syncs.run(SYNCHRONIZE, 0, original, args, kwargs, device)
+        try:
+            return original(*args)
+        except Exception as error:
+            syncs.blame(SYNCHRONIZE, error)
+            raise
 
     return synchronize
 
@@ -90,9 +105,13 @@ def waiting_for_an_event(operation: Operation) -> Callable[[Callable[..., Any]],
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
             # An event that was never recorded has no handle, and waits for nothing.
-            if not gate.active or not self.cuda_event:
-                return original(self, *args, **kwargs)
-            return syncs.run(operation, 0, original, (self, *args), kwargs)
+            if windows and gate.active and self.cuda_event:
+                return syncs.run(operation, 0, original, (self, *args), kwargs)
+            try:
+                return original(self, *args, **kwargs) if args or kwargs else original(self)
+            except Exception as error:
+                syncs.blame(operation, error)
+                raise
 
         return wait
 
@@ -106,7 +125,14 @@ def waiting_for_a_stream(operation: Operation) -> Callable[[Callable[..., Any]],
         def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not gate.active:
                 return original(self, *args, **kwargs)
-            return syncs.run(operation, self.cuda_stream, original, (self, *args), kwargs)
+            handle = self.cuda_stream
+            if windows or args or kwargs or (handle > LEGACY and gate.capture_state(handle).id):
+                return syncs.run(operation, handle, original, (self, *args), kwargs)
+            try:
+                return original(self)
+            except Exception as error:
+                syncs.blame(operation, error)
+                raise
 
         return wait
 
