@@ -15,6 +15,7 @@ from typing import Any
 from .. import fork, gate, runtime
 from ..capture import Window, windows
 from ..errors import NoCudaError
+from ..imports import is_initializing
 from ..patching import Patch, PatchSet
 from ..streams import LEGACY
 from . import refusals, syncs
@@ -32,7 +33,9 @@ from .sync_table import (
 _lock = fork.Lock()
 #: The ids of the open captures; a guard may be told twice that one ends.
 _open: set[int] = set()
-_named: PatchSet | None = None
+#: The patches on what is named while a capture is open, and the torch that they are for. Kept between captures: to make
+#: the replacements takes five times as long as to put them in place.
+_named: tuple[ModuleType | None, PatchSet] = (None, PatchSet([]))
 
 
 class HostSyncs:
@@ -41,18 +44,21 @@ class HostSyncs:
     def opened(self, window: Window) -> None:
         global _named
         with _lock:
+            is_first = not _open
             _open.add(window.id)
-            if _named is None:
-                _named = PatchSet(_patches_while_open())
-                _named.apply()
+            if not is_first:
+                return
+            torch = sys.modules.get("torch")
+            if torch is not _named[0]:
+                # A torch that is being imported may lack some of it still.
+                _named = (None if is_initializing(torch) else torch, PatchSet(_patches_while_open(torch)))
+            _named[1].apply()
 
     def closing(self, window: Window) -> None:
-        global _named
         with _lock:
             _open.discard(window.id)
-            if not _open and _named is not None:
-                _named.undo()
-                _named = None
+            if not _open:
+                _named[1].undo()
 
 
 def patches(torch_cuda: ModuleType) -> list[Patch]:
@@ -139,9 +145,8 @@ def waiting_for_a_stream(operation: Operation) -> Callable[[Callable[..., Any]],
     return make
 
 
-def _patches_while_open() -> list[Patch]:
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "Tensor"):
+def _patches_while_open(torch: Any) -> list[Patch]:
+    if not hasattr(torch, "Tensor"):
         return []
     tables: tuple[tuple[Any, Mapping[str, Operation]], ...] = ((torch.Tensor, METHODS), (torch, FUNCTIONS))
     return [
