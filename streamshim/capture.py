@@ -10,7 +10,7 @@ import itertools
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,8 @@ class Window:
 
 
 _windows: dict[int, Window] = {}
+#: The same for those who only want to know whether there are any, at every wait: changed in place, never replaced.
+windows: Mapping[int, Window] = _windows
 #: The stream on which a capture was begun, which is where it must end, whoever ends it -> the capture's id. The driver
 #: does not tell the id of a capture that has been invalidated, so at the end of one it cannot be asked.
 _captured_on: dict[int, int] = {}

@@ -124,9 +124,16 @@ def _first_device() -> int:
     return current_device()
 
 
-#: What the launch path reads. Rebound as a whole by `connect` and `set_mode`, never mutated.
+def _first_state(handle: int) -> CaptureState:
+    """The same for `capture_state`."""
+    connect(runtime.get())
+    return capture_state(handle)
+
+
+#: What the launch path and waits read. Rebound as a whole by `connect` and `set_mode`, never mutated.
 current_handle: Callable[[int], int] = _first_question
 current_device: Callable[[], int] = _first_device
+capture_state: Callable[[int], CaptureState] = _first_state
 #: Whether it is known that there is one device, so that nobody has to be asked which one is current.
 one_device = False
 _mode: Mode = Mode.OFF
@@ -144,9 +151,10 @@ _warned: dict[Any, Any] = {}
 
 def connect(new: runtime.Runtime | None) -> None:
     """Ask this runtime from now on; None: ask torch, found at the next question."""
-    global current_handle, current_device, one_device
+    global current_handle, current_device, capture_state, one_device
     current_handle = new.current_handle if new is not None else _first_question
     current_device = new.current_device if new is not None else _first_device
+    capture_state = new.capture_state if new is not None else _first_state
     one_device = new is not None and new.device_count() == 1
 
 
@@ -193,7 +201,7 @@ def _resolve_rare(given: int, current: int, device: int, launch: Launch, argumen
     """The rows of the table that need the capture state, or end in a report."""
     if _mode is Mode.OFF:
         return given
-    ask = runtime.get().capture_state
+    ask = capture_state
     current_capture = ask(current) if current > LEGACY else NOT_CAPTURING
     given_capture = ask(given) if current_capture and given > LAST_DEFAULT else NOT_CAPTURING
     can_move = not launch.can_bind and launch.can_move and mover is not None and mover.available

@@ -42,7 +42,7 @@ def when_imported(name: str, hook: Hook) -> None:
                 _pending.add(name)
                 wrapt.register_post_import_hook(functools.partial(_after_import, name), name)
             return
-        if _is_initializing(module):
+        if is_initializing(module):
             _half_imported.add(name)
             if _waiter not in sys.meta_path:
                 sys.meta_path.insert(0, _waiter)
@@ -84,13 +84,14 @@ def _run(name: str, module: ModuleType) -> None:
         logger.exception("streamshim: the hook for %s failed", name)
 
 
-def _is_initializing(module: Any) -> bool:
+def is_initializing(module: Any) -> bool:
+    """Whether the import of a module is under way."""
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 def _run_completed() -> None:
     with _lock:
-        ready = [n for n in _half_imported if (m := sys.modules.get(n)) is not None and not _is_initializing(m)]
+        ready = [n for n in _half_imported if (m := sys.modules.get(n)) is not None and not is_initializing(m)]
         _half_imported.difference_update(ready)
     for name in ready:
         _run(name, sys.modules[name])

@@ -275,10 +275,10 @@ def _settle_generators() -> None:
 
 
 def _cupti() -> Source:
-    """What the watch is told by; made at the first capture, when torch has mapped the library."""
-    from .runtime.cupti import Cupti
+    """What the watch is told by; looked for at the first capture, when torch has mapped the library."""
+    from .runtime import cupti
 
-    return Cupti()
+    return cupti.found()
 
 
 def _bind(module: ModuleType) -> None:

@@ -30,6 +30,7 @@ class Patch:
     getter: bool = False
     _raw: Any = field(default=_MISSING, init=False, repr=False)
     _ours: Any = field(default=None, init=False, repr=False)
+    _made_of: Any = field(default=_MISSING, init=False, repr=False)
 
     @property
     def target(self) -> str:
@@ -40,7 +41,7 @@ class Patch:
 
     def probe(self) -> str:
         """An empty string if the patch can be applied, else what is missing."""
-        found = self._inherited()
+        _, found = self._found()
         if found is _MISSING or found is None:
             return f"{self.target} does not exist"
         if isinstance(found, classmethod) or isinstance(found, property) is not self.getter:
@@ -50,8 +51,16 @@ class Patch:
         return ""
 
     def apply(self) -> None:
-        """Put the replacement in place."""
-        self._raw = self._own()
+        """Put the replacement in place: the one of the last time, if the attribute is what it was then."""
+        holder, found = self._found()
+        # A module may make an attribute when it is asked for it.
+        if found is not self._made_of or found is _MISSING:
+            self._make()
+            self._made_of = found
+        self._raw = found if holder is self.owner else _MISSING
+        setattr(self.owner, self.name, self._ours)
+
+    def _make(self) -> None:
         found: Any = getattr(self.owner, self.name)
         original = found.fget if self.getter else found
         replacement = self.make(original)
@@ -60,14 +69,13 @@ class Patch:
             self._ours = property(replacement, found.fset, found.fdel, found.__doc__)
         else:
             self._ours = staticmethod(replacement) if self.static else replacement
-        setattr(self.owner, self.name, self._ours)
 
     def undo(self) -> bool:
         """Put the original back. False if somebody has wrapped ours since: then theirs stays, and ours passes through.
 
         Passing through is the job of the replacement: it does nothing of its own while `gate.mode` is off.
         """
-        if self._own() is not self._ours:
+        if vars(self.owner).get(self.name, _MISSING) is not self._ours:
             return False
         if self._raw is _MISSING:
             delattr(self.owner, self.name)
@@ -78,7 +86,7 @@ class Patch:
     @property
     def in_place(self) -> bool:
         """Whether the attribute is ours right now (False after someone else's wrapper, or a module reload)."""
-        return self._own() is self._ours and self._is_current()
+        return vars(self.owner).get(self.name, _MISSING) is self._ours and self._is_current()
 
     def _is_current(self) -> bool:
         """Whether the owner is still what its module holds under that name: a reload makes a new class."""
@@ -89,15 +97,13 @@ class Patch:
             found = getattr(found, name, None)
         return found is None or found is self.owner
 
-    def _inherited(self) -> Any:
-        """The attribute as it stands on the owner or its bases; what a metaclass has does not count."""
-        for holder in getattr(self.owner, "__mro__", (self.owner,)):
-            if self.name in vars(holder):
-                return vars(holder)[self.name]
-        return _MISSING
-
-    def _own(self) -> Any:
-        return vars(self.owner).get(self.name, _MISSING)
+    def _found(self) -> tuple[Any, Any]:
+        """Who has the attribute, the owner or one of its bases, and as what; what a metaclass has does not count."""
+        for holder in self.owner.__mro__ if isinstance(self.owner, type) else (self.owner,):
+            found = vars(holder).get(self.name, _MISSING)
+            if found is not _MISSING:
+                return holder, found
+        return None, _MISSING
 
 
 class PatchSet:

@@ -14,6 +14,7 @@ from types import ModuleType, NoneType
 from typing import Any
 
 from .. import capture, gate, runtime
+from ..capture import windows
 from ..gate import Launch
 from ..guards import syncs
 from ..guards.sync_table import ALLOCATE, WAIT, Kind, Operation
@@ -68,57 +69,76 @@ def _waiting(operation: Operation, follows: bool) -> _Maker:
             with the same argument go.
     """
 
+    on_stream = operation.kind is Kind.STREAM
+
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        if operation.kind in syncs.ONLY_SEEN:
+            return _watching_windows(operation, original)
+
         def replacement(*args: Any, **kwargs: Any) -> Any:
             if not gate.active or runtime.found() is None:
                 return original(*args, **kwargs)
             value = args[0] if args else next(iter(kwargs.values()), None)
-            handle = _handle(value) if operation.kind is Kind.STREAM else 0
-            current = gate.current_handle(gate.current_device())
-            bound = follows and 0 <= handle <= LAST_DEFAULT < current and gate.binds()
-            syncs.check(operation, current if bound else max(handle, 0))
-            if bound and not runtime.get().capture_state(current):
+            handle = _handle(value) if on_stream else 0
+            current = gate.current_handle(gate.current_device()) if follows and 0 <= handle <= LAST_DEFAULT else 0
+            bound = current > LAST_DEFAULT and gate.binds()
+            target = current if bound else handle if handle > 0 else 0
+            asks = bool(windows) or not on_stream or syncs.captures(target)
+            if asks:
+                syncs.check(operation, target)
+            if bound and not (asks and syncs.captures(current)):
                 result = original(stream_object(current))
                 if int(result[0]) != 0:
-                    return result
-            return _blamed(operation, original(*args, **kwargs))
+                    return _blamed(operation, result) if windows else result
+            result = original(*args, **kwargs)
+            return _blamed(operation, result) if windows else result
 
         return replacement
 
     return make
 
 
+def _watching_windows(operation: Operation, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of a call that only captures whose begin was seen have to be kept from."""
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        if windows and gate.active:
+            syncs.check(operation)
+        result = original(*args, **kwargs)
+        return _blamed(operation, result) if windows and gate.active else result
+
+    return replacement
+
+
+#: Types of stream arguments. Those of ``cuda.bindings`` are added when they are met first.
+_stream_types: set[type] = {int, NoneType}
+
+
 def _handle(value: Any) -> int:
     """The handle of a stream argument; -1 for what is none, of which the original complains."""
-    if type(value) in (int, NoneType, *_stream_types()):
+    kind = type(value)
+    if kind in _stream_types or _is_stream_type(kind):
         return int(value or 0)
     return -1
 
 
-def _stream_types() -> tuple[type, ...]:
-    """The types of streams of those modules of ``cuda.bindings`` that are imported."""
+def _is_stream_type(kind: type) -> bool:
     modules = {"cuda.bindings.driver": "CUstream", "cuda.bindings.runtime": "cudaStream_t"}
-    return tuple(getattr(sys.modules[m], name) for m, name in modules.items() if m in sys.modules)
+    if kind not in [getattr(sys.modules[m], name) for m, name in modules.items() if m in sys.modules]:
+        return False
+    _stream_types.add(kind)
+    return True
 
 
 def _allocating(operation: Operation) -> _Maker:
     """Makes the replacement of a call that allocates, frees or pins memory."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            if not gate.active:
-                return original(*args, **kwargs)
-            syncs.check(operation)
-            return _blamed(operation, original(*args, **kwargs))
-
-        return replacement
-
-    return make
+    return lambda original: _watching_windows(operation, original)
 
 
 def _blamed(operation: Operation, result: Any) -> Any:
     """A result, after noting a status that says that the call has broken a capture."""
-    if capture.any_open() and isinstance(result, tuple) and int(result[0]) != 0:
+    if isinstance(result, tuple) and int(result[0]) != 0:
         syncs.blame(operation, RuntimeError(f"{result[0]!r} (error code: {int(result[0])})"))
     return result
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from .. import gate
 from ..binders.holders import Holders
+from ..capture import windows
 from ..patching import Patch
 from . import syncs
 from .sync_table import COPY, VALUE, WAIT, WARM_UP, Kind, Operation
@@ -172,12 +173,18 @@ def removed() -> None:
 
 def _maker(call: Call) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     operation, target = call.operation, call.target
-    on_device = operation.kind is Kind.DEVICE
+    on_device, only_seen = operation.kind is Kind.DEVICE, operation.kind in syncs.ONLY_SEEN
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def waiting(*args: Any, **kwargs: Any) -> Any:
             if not gate.active:
                 return original(*args, **kwargs)
+            if only_seen and not windows:
+                try:
+                    return original(*args, **kwargs)
+                except Exception as error:
+                    syncs.blame(operation, error)
+                    raise
             if target is None:
                 return syncs.run(operation, 0, original, args, kwargs)
             found = target(*args, **kwargs)

@@ -20,7 +20,7 @@ from typing import Any
 from .. import allowance, capture, gate, ledger, runtime
 from ..callsite import UNKNOWN as NO_LINE
 from ..callsite import Site, user_site
-from ..capture import Window
+from ..capture import Window, windows
 from ..errors import HostSyncError, SyncReport
 from ..streams import LEGACY
 from .codes import code_of
@@ -28,6 +28,10 @@ from .sync_table import WAIT, Kind, Operation
 
 logger = logging.getLogger("streamshim")
 
+#: What can be broken only by a capture whose begin was seen: the mode of others cannot be asked, so of them only what
+#: waits for their work or their device is known to break them. An enum's members are slow to get at before Python 3.12.
+ONLY_SEEN = (Kind.EVENT, Kind.MEMORY)
+_DEVICE, _STREAM, _VALUE, _UNKNOWN = Kind.DEVICE, Kind.STREAM, Kind.VALUE, Kind.UNKNOWN
 #: The mode of a capture that was begun below Python: it cannot be asked.
 _NOT_KNOWN = "?"
 _logged: set[Site] = set()
@@ -81,7 +85,9 @@ def run(
     Raises:
         HostSyncError: as `check`.
     """
-    check(operation, target, device)
+    window = broken_by(operation.kind, target, device)
+    if window is not None:
+        refuse(operation, window)
     try:
         return original(*args, **kwargs)
     except Exception as error:
@@ -91,7 +97,7 @@ def run(
 
 def blame(operation: Operation, error: BaseException) -> None:
     """Remember a call that has failed, if CUDA's error is about a capture: the call has broken that."""
-    if not capture.any_open() or code_of(error) is None:
+    if not windows or code_of(error) is None:
         return
     site, thread = user_site(), threading.current_thread().name
     for window in capture.open_windows():
@@ -100,25 +106,25 @@ def blame(operation: Operation, error: BaseException) -> None:
 
 def broken_by(kind: Kind, target: int = 0, device: int | None = None) -> Window | None:
     """The capture that a call of this thread would break, its own before others; None if there is none."""
-    if not capture.any_open():
+    if not windows:
         return _begun_elsewhere(kind, target, device)
     asked = runtime.get()
     device = asked.current_device() if device is None else device
     current, state = asked.current_handle(device), asked.capture_state
     mine = state(current).id if current > LEGACY else 0
     waited_for = mine if target == current else state(target).id if target > LEGACY else 0
-    windows = capture.open_windows()
+    open_ones = capture.open_windows()
     for handle, id_ in ((current, mine), (target, waited_for)):
         if id_ and capture.window(id_) is None:
-            windows.append(_unseen(id_, handle, device))
-    if kind in (Kind.DEVICE, Kind.UNKNOWN):
+            open_ones.append(_unseen(id_, handle, device))
+    if kind in (_DEVICE, _UNKNOWN):
         # What is not known, in a thread whose current stream captures, is taken to wait for that.
         waited_for = waited_for or mine
     me, thread_mode = threading.get_ident(), asked.thread_mode()
-    for window in sorted(windows, key=lambda window: window.id != mine):
-        waits = window.id == waited_for or (kind is Kind.DEVICE and window.device == device)
+    for window in sorted(open_ones, key=lambda window: window.id != mine):
+        waits = window.id == waited_for or (kind is _DEVICE and window.device == device)
         is_mine = window.id == mine or window.ident == me
-        if kind is Kind.DEVICE and not waits:
+        if kind is _DEVICE and not waits:
             continue
         # A window may be left over from a capture that was ended below Python.
         if breaks(window.error_mode, waits, is_mine, thread_mode) and state(window.stream).id == window.id:
@@ -127,20 +133,26 @@ def broken_by(kind: Kind, target: int = 0, device: int | None = None) -> Window 
 
 
 def _begun_elsewhere(kind: Kind, target: int, device: int | None) -> Window | None:
-    """The same while no window is open, which is nearly always: there can be a capture that was begun below Python.
-
-    Its mode is not known, so only what waits for it is sure to break it.
-    """
-    if kind in (Kind.EVENT, Kind.MEMORY):
+    """The same while no window is open, which is nearly always: there can be a capture that was begun below Python."""
+    if kind in ONLY_SEEN:
         return None
     asked = runtime.found()
     if asked is None:
         # Other libraries wait in processes without torch's CUDA, too.
         return None
-    device = asked.current_device() if device is None else device
-    handle = target if kind in (Kind.STREAM, Kind.VALUE) else asked.current_handle(device)
+    if kind is _STREAM or kind is _VALUE:
+        handle = target
+    else:
+        handle = asked.current_handle(asked.current_device() if device is None else device)
     id_ = asked.capture_state(handle).id if handle > LEGACY else 0
-    return _unseen(id_, handle, device) if id_ else None
+    if not id_:
+        return None
+    return _unseen(id_, handle, asked.current_device() if device is None else device)
+
+
+def captures(handle: int) -> bool:
+    """Whether a stream captures: the same for a call that waits for this one, where it is known that torch has CUDA."""
+    return handle > LEGACY and gate.capture_state(handle).id != 0
 
 
 def _unseen(id_: int, handle: int, device: int) -> Window:

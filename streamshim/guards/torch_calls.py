@@ -13,8 +13,11 @@ from types import ModuleType
 from typing import Any
 
 from .. import fork, gate, runtime
-from ..capture import Window
+from ..capture import Window, windows
+from ..errors import NoCudaError
+from ..imports import is_initializing
 from ..patching import Patch, PatchSet
+from ..streams import LEGACY
 from . import refusals, syncs
 from .sync_table import (
     ALWAYS,
@@ -30,7 +33,9 @@ from .sync_table import (
 _lock = fork.Lock()
 #: The ids of the open captures; a guard may be told twice that one ends.
 _open: set[int] = set()
-_named: PatchSet | None = None
+#: The patches on what is named while a capture is open, and the torch that they are for. Kept between captures: to make
+#: the replacements takes five times as long as to put them in place.
+_named: tuple[ModuleType | None, PatchSet] = (None, PatchSet([]))
 
 
 class HostSyncs:
@@ -39,18 +44,21 @@ class HostSyncs:
     def opened(self, window: Window) -> None:
         global _named
         with _lock:
+            is_first = not _open
             _open.add(window.id)
-            if _named is None:
-                _named = PatchSet(_patches_while_open())
-                _named.apply()
+            if not is_first:
+                return
+            torch = sys.modules.get("torch")
+            if torch is not _named[0]:
+                # A torch that is being imported may lack some of it still.
+                _named = (None if is_initializing(torch) else torch, PatchSet(_patches_while_open(torch)))
+            _named[1].apply()
 
     def closing(self, window: Window) -> None:
-        global _named
         with _lock:
             _open.discard(window.id)
-            if not _open and _named is not None:
-                _named.undo()
-                _named = None
+            if not _open:
+                _named[1].undo()
 
 
 def patches(torch_cuda: ModuleType) -> list[Patch]:
@@ -73,13 +81,26 @@ def patches(torch_cuda: ModuleType) -> list[Patch]:
 
 
 def waiting_for_the_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement of a call that waits for the current device, or for the one whose index is its argument."""
+    """The replacement of a call that waits for the current device, or for the one whose index is its argument.
+
+    What is written out here and below is `syncs.run` while no capture is open, when engines wait and poll in loops.
+    """
 
     def synchronize(*args: Any, **kwargs: Any) -> Any:
         if not gate.active:
             return original(*args, **kwargs)
         device = args[0] if args and type(args[0]) is int else None
-        return syncs.run(SYNCHRONIZE, 0, original, args, kwargs, device)
+        try:
+            handle = gate.current_handle(gate.current_device() if device is None else device)
+        except NoCudaError:
+            handle = 0  # other accelerators wait, too
+        if windows or kwargs or (handle > LEGACY and gate.capture_state(handle).id):
+            return syncs.run(SYNCHRONIZE, 0, original, args, kwargs, device)
+        try:
+            return original(*args)
+        except Exception as error:
+            syncs.blame(SYNCHRONIZE, error)
+            raise
 
     return synchronize
 
@@ -90,9 +111,13 @@ def waiting_for_an_event(operation: Operation) -> Callable[[Callable[..., Any]],
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
             # An event that was never recorded has no handle, and waits for nothing.
-            if not gate.active or not self.cuda_event:
-                return original(self, *args, **kwargs)
-            return syncs.run(operation, 0, original, (self, *args), kwargs)
+            if windows and gate.active and self.cuda_event:
+                return syncs.run(operation, 0, original, (self, *args), kwargs)
+            try:
+                return original(self, *args, **kwargs) if args or kwargs else original(self)
+            except Exception as error:
+                syncs.blame(operation, error)
+                raise
 
         return wait
 
@@ -106,16 +131,22 @@ def waiting_for_a_stream(operation: Operation) -> Callable[[Callable[..., Any]],
         def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not gate.active:
                 return original(self, *args, **kwargs)
-            return syncs.run(operation, self.cuda_stream, original, (self, *args), kwargs)
+            handle = self.cuda_stream
+            if windows or args or kwargs or (handle > LEGACY and gate.capture_state(handle).id):
+                return syncs.run(operation, handle, original, (self, *args), kwargs)
+            try:
+                return original(self)
+            except Exception as error:
+                syncs.blame(operation, error)
+                raise
 
         return wait
 
     return make
 
 
-def _patches_while_open() -> list[Patch]:
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "Tensor"):
+def _patches_while_open(torch: Any) -> list[Patch]:
+    if not hasattr(torch, "Tensor"):
         return []
     tables: tuple[tuple[Any, Mapping[str, Operation]], ...] = ((torch.Tensor, METHODS), (torch, FUNCTIONS))
     return [

@@ -97,7 +97,10 @@ use = _holder.use
 
 def found() -> Runtime | None:
     """The runtime; None where torch has no streams: it is not imported, or has no CUDA. Imports nothing."""
-    if _holder._runtime is None and "torch" not in sys.modules:
+    known = _holder._runtime
+    if known is not None:
+        return known
+    if "torch" not in sys.modules:
         return None
     try:
         return get()

@@ -9,6 +9,7 @@ this one lives from the begin of a capture to its end and no longer
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import weakref
 from collections.abc import Callable, Iterable
@@ -79,12 +80,16 @@ class Cupti:
         self._library = ctypes.CDLL(path)
         for name in ("cuptiSubscribe", "cuptiUnsubscribe", "cuptiEnableCallback", "cuptiGetCallbackName"):
             getattr(self._library, name).restype = ctypes.c_int
+        self._names: dict[int, str] = {}
 
     def name_of(self, function: int) -> str:
         """The name of a function of the driver, by CUPTI's number for it; an empty string if there is none."""
-        name = ctypes.c_char_p()
-        result = self._library.cuptiGetCallbackName(_DRIVER_API, ctypes.c_uint32(function), ctypes.byref(name))
-        return (name.value or b"").decode() if result == 0 else ""
+        known = self._names.get(function)
+        if known is None:
+            name = ctypes.c_char_p()
+            result = self._library.cuptiGetCallbackName(_DRIVER_API, function, ctypes.byref(name))
+            known = self._names[function] = (name.value or b"").decode() if result == 0 else ""
+        return known
 
     def subscribe(self, told: Callable[[int, CallbackData], None], functions: Iterable[int]) -> Subscription:
         """Be told of every call of some functions of the driver, by any thread, until `Subscription.close`.
@@ -104,9 +109,7 @@ class Cupti:
         _told = told
         try:
             for function in functions:
-                result = self._library.cuptiEnableCallback(
-                    ctypes.c_uint32(1), handle, _DRIVER_API, ctypes.c_uint32(function)
-                )
+                result = self._library.cuptiEnableCallback(1, handle, _DRIVER_API, function)
                 self._check("cuptiEnableCallback", result)
         except BaseException:
             subscription.close()
@@ -121,6 +124,16 @@ class Cupti:
             )
         if result != 0:
             raise CuptiError(f"{name} failed with CUptiResult {result}", result)
+
+
+@functools.cache
+def found() -> Cupti:
+    """`Cupti`, looked for once in a process; a forked child has the library where its parent has it.
+
+    Raises:
+        CuptiError: as `Cupti`; not kept, since torch may load it later.
+    """
+    return Cupti()
 
 
 class Subscription:
@@ -145,7 +158,9 @@ def _unsubscribe(library: Any, handle: ctypes.c_void_p, process: int) -> None:
 def _mapped(name: str) -> str | None:
     """The path of a library that this process has mapped."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.partition("/")
-        if path[1] and Path(path[2]).name.startswith(name):
-            return f"/{path[2]}"
+        # First what is cheap: a process with torch has thousands of lines.
+        if name in line:
+            path = Path("/", line.partition("/")[2])
+            if path.name.startswith(name):
+                return str(path)
     return None

@@ -18,6 +18,7 @@ KINDS = (
     "kernel", "copy", "set", "host function", "child graph", "empty", "event wait", "event record", "semaphore signal",
     "semaphore wait", "allocation", "free", "batch memory operation", "conditional",
 )  # fmt: skip
+_KERNEL = KINDS.index("kernel")
 
 
 @dataclass(frozen=True)
@@ -63,26 +64,41 @@ def read(graph: int, driver: Any = None) -> tuple[list[Node], list[tuple[int, in
         StreamShimError: if the driver refuses.
     """
     driver = driver if driver is not None else _driver()
-    nodes = _list(driver.cuGraphGetNodes, "cuGraphGetNodes", ctypes.c_void_p(graph))
-    place = {node: i for i, node in enumerate(nodes)}
-    return [_node(driver, node) for node in nodes], _edges(driver, graph, place)
+    handles = _handles(driver, graph)
+    place = {handle: i for i, handle in enumerate(handles)}
+    return _nodes(driver, handles), _edges(driver, graph, place)
 
 
-def _node(driver: Any, node: int) -> Node:
-    kind = ctypes.c_int(-1)
-    _check(driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)), "cuGraphNodeGetType")
-    name = KINDS[kind.value] if 0 <= kind.value < len(KINDS) else f"type {kind.value}"
-    return Node(name, _kernel_name(driver, node) if name == "kernel" else "")
+def _nodes(driver: Any, handles: list[int]) -> list[Node]:
+    # A capture waits for this, and may have thousands of nodes: nothing is made for each that can be made once.
+    kind, parameters = ctypes.c_int(), _KernelParameters()
+    to_kind, to_parameters = ctypes.byref(kind), ctypes.byref(parameters)
+    kind_of, parameters_of = driver.cuGraphNodeGetType, driver.cuGraphKernelNodeGetParams_v2
+    # Of this reading only: when a module is unloaded, another kernel may get its handle.
+    kernels: dict[tuple[int | None, int | None], Node] = {}
+    others: dict[int, Node] = {}
+    nodes = []
+    for handle in handles:
+        _check(kind_of(handle, to_kind), "cuGraphNodeGetType")
+        number = kind.value
+        if number != _KERNEL:
+            nodes.append(others.get(number) or others.setdefault(number, Node(_kind(number))))
+            continue
+        parameters.func = parameters.kern = None
+        _check(parameters_of(handle, to_parameters), "cuGraphKernelNodeGetParams")
+        key = parameters.func, parameters.kern
+        nodes.append(kernels.get(key) or kernels.setdefault(key, Node("kernel", _kernel_name(driver, *key))))
+    return nodes
 
 
-def _kernel_name(driver: Any, node: int) -> str:
-    found = _KernelParameters()
-    _check(
-        driver.cuGraphKernelNodeGetParams_v2(ctypes.c_void_p(node), ctypes.byref(found)), "cuGraphKernelNodeGetParams"
-    )
+def _kind(number: int) -> str:
+    return KINDS[number] if 0 <= number < len(KINDS) else f"type {number}"
+
+
+def _kernel_name(driver: Any, func: int | None, kern: int | None) -> str:
     name = ctypes.c_char_p()
     # A kernel is a function of a module, or a kernel of a library.
-    for handle, function in ((found.func, "cuFuncGetName"), (found.kern, "cuKernelGetName")):
+    for handle, function in ((func, "cuFuncGetName"), (kern, "cuKernelGetName")):
         ask = getattr(driver, function, None)  # CUDA 12.3 and later
         if handle and ask is not None and ask(ctypes.byref(name), ctypes.c_void_p(handle)) == 0 and name.value:
             return demangled(name.value.decode(errors="replace"))
@@ -99,20 +115,20 @@ def _edges(driver: Any, graph: int, place: dict[int, int]) -> list[tuple[int, in
     _check(ask(ctypes.c_void_p(graph), *nothing, ctypes.byref(count)), "cuGraphGetEdges")
     if not count.value:
         return []
-    first, then = (ctypes.c_void_p * count.value)(), (ctypes.c_void_p * count.value)()
+    first, then = (ctypes.c_uint64 * count.value)(), (ctypes.c_uint64 * count.value)()
     data = [(ctypes.c_uint64 * count.value)()] * extra  # CUgraphEdgeData has eight bytes
     _check(ask(ctypes.c_void_p(graph), first, then, *data, ctypes.byref(count)), "cuGraphGetEdges")
-    return [(place[a or 0], place[b or 0]) for a, b in zip(first, then, strict=True)]
+    return list(zip(map(place.__getitem__, first[:]), map(place.__getitem__, then[:]), strict=True))
 
 
-def _list(ask: Any, name: str, graph: ctypes.c_void_p) -> list[int]:
+def _handles(driver: Any, graph: int) -> list[int]:
     count = ctypes.c_size_t()
-    _check(ask(graph, None, ctypes.byref(count)), name)
+    _check(driver.cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)), "cuGraphGetNodes")
     if not count.value:
         return []
-    found = (ctypes.c_void_p * count.value)()
-    _check(ask(graph, found, ctypes.byref(count)), name)
-    return [node or 0 for node in found[: count.value]]
+    found = (ctypes.c_uint64 * count.value)()
+    _check(driver.cuGraphGetNodes(ctypes.c_void_p(graph), found, ctypes.byref(count)), "cuGraphGetNodes")
+    return found[: count.value]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -142,11 +158,16 @@ def _cpp() -> Any:
         return None
 
 
+@functools.cache
 def _driver() -> Any:
     try:
-        return ctypes.CDLL("libcuda.so.1")
+        driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise NoCudaError(f"there is no CUDA driver here ({error}), so no graph can be read") from error
+    for name in ("cuGraphNodeGetType", "cuGraphKernelNodeGetParams_v2"):
+        # Nodes are passed as ints; of a reference ctypes knows what it is.
+        getattr(driver, name).argtypes = [ctypes.c_void_p]
+    return driver
 
 
 def _check(result: int, name: str) -> None:

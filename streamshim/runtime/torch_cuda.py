@@ -1,9 +1,9 @@
 """The runtime over torch and the CUDA driver.
 
 The current stream is asked from ``torch._C._cuda_getCurrentRawStream`` (56 to 60 ns), never from
-``torch.cuda.current_stream()`` (4 µs). The capture state comes from ``cuStreamGetCaptureInfo_v2`` of the driver
-(https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__STREAM.html), which is legal during every capture and does
-not invalidate it.
+``torch.cuda.current_stream()`` (4 µs). The capture state comes from ``cuStreamIsCapturing`` of the driver and, for a
+stream that captures, ``cuStreamGetCaptureInfo_v2`` (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__STREAM.html).
+Both are legal during every capture and do not invalidate it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import torch
 from ..errors import NoCudaError
 from . import NOT_CAPTURING, CaptureState
 
-_ACTIVE, _INVALIDATED = 1, 2
+_NONE, _ACTIVE = 0, 1
+#: What the driver writes an answer to. An array is made and handed over faster than a number and a reference to it; one
+#: for each question, since ctypes lets other threads run while it is in C.
+_Status, _Id = ctypes.c_int * 1, ctypes.c_uint64 * 1
 #: CUstreamCaptureMode.
 _GLOBAL = 0
 _MODES = ("global", "thread_local", "relaxed")
@@ -45,9 +48,14 @@ class TorchCuda:
             raise NoCudaError(
                 f"torch {torch.__version__} was built with CUDA, but there is no CUDA driver here ({error})."
             ) from error
+        self._is_capturing = driver.cuStreamIsCapturing
+        # Of arrays and None ctypes knows what they are; a declared type would be looked up at each call.
+        self._is_capturing.argtypes = [ctypes.c_void_p]
+        self._is_capturing.restype = ctypes.c_int
         self._capture_info = driver.cuStreamGetCaptureInfo_v2
-        self._capture_info.argtypes = [ctypes.c_void_p] * 6
+        self._capture_info.argtypes = [ctypes.c_void_p]
         self._capture_info.restype = ctypes.c_int
+        self._last = NOT_CAPTURING
         self._exchange_mode = driver.cuThreadExchangeStreamCaptureMode
         self._exchange_mode.argtypes = [ctypes.c_void_p]
         self._exchange_mode.restype = ctypes.c_int
@@ -62,13 +70,20 @@ class TorchCuda:
             event.wait(_stream(then, device))
 
     def capture_state(self, handle: int) -> CaptureState:
-        status, capture = ctypes.c_int(0), ctypes.c_uint64(0)
-        result = self._capture_info(handle, ctypes.byref(status), ctypes.byref(capture), None, None, None)
-        # A non-zero result means that the driver does not know the stream (it was destroyed, or the thread has no
-        # context): whatever is wrong with it, it is not part of a capture.
-        if result != 0 or status.value not in (_ACTIVE, _INVALIDATED):
+        # Nearly always nothing captures, and engines that poll their streams come by here each time: that question
+        # first, which costs a third. A non-zero result means that the driver does not know the stream (it was
+        # destroyed, or the thread has no context): whatever is wrong with it, it is not part of a capture.
+        answer = _Status()
+        if self._is_capturing(handle, answer) != 0 or answer[0] == _NONE:
             return NOT_CAPTURING
-        return CaptureState(capture.value, status.value == _ACTIVE)
+        capture = _Id()
+        if self._capture_info(handle, answer, capture, None, None, None) != 0 or answer[0] == _NONE:
+            return NOT_CAPTURING
+        id_, valid, last = capture[0], answer[0] == _ACTIVE, self._last
+        if last.id != id_ or last.valid is not valid:
+            # Kept, since in a capture the same is asked over and over, and it takes longer to make than to ask.
+            last = self._last = CaptureState(id_, valid)
+        return last
 
     def captured_graph(self, handle: int) -> int:
         status, graph = ctypes.c_int(0), ctypes.c_void_p()

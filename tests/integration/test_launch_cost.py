@@ -7,16 +7,13 @@ is a Python call more and dozens of bytecodes. Calls have no margin.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
 
 import torch
+from bytecodes import count, warm_count
 
 import streamshim
 from benchmarks import launches
@@ -56,34 +53,11 @@ def forms():
     gate.connect(previous)
 
 
-def count(call: Callable[[], Any]) -> tuple[int, int]:
-    """Python calls and bytecodes of a call."""
-    calls = codes = 0
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal calls, codes
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        calls += event == "call"
-        codes += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return calls, codes
-
-
 def cost(variant: Variant) -> tuple[int, int]:
     """Of the variant's statement, once everything is warm."""
     call = eval(f"lambda: {variant.statement}", dict(variant.names))
     with installed(variant.state):
-        for _ in range(3):
-            call()
-        count(call)  # CPython 3.13 counts nothing of code that it traces for the first time
-        return count(call)
+        return warm_count(call)
 
 
 @pytest.mark.parametrize(("form", "variant"), LIMITS, ids=[f"{form}, {variant}" for form, variant in LIMITS])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,9 +27,9 @@ class Library:
         return 0
 
     def cuptiEnableCallback(self, on, handle, domain, function):
-        assert (on.value, handle.value, domain) == (1, 0x7F00_0000_0001, 1)
-        self.enabled.append(function.value)
-        return 3 if function.value == self.refuse else 0
+        assert (on, handle.value, domain) == (1, 0x7F00_0000_0001, 1)
+        self.enabled.append(function)
+        return 3 if function == self.refuse else 0
 
     def cuptiUnsubscribe(self, handle):
         assert handle.value == 0x7F00_0000_0001
@@ -42,8 +43,57 @@ class Library:
 
 def over(library):
     made = Cupti.__new__(Cupti)
-    made._library = library
+    made._library, made._names = library, {}
     return made
+
+
+@pytest.fixture
+def not_found():
+    """Nobody has looked for the library yet, and nobody has found what a test makes of it."""
+    cupti.found.cache_clear()
+    yield
+    cupti.found.cache_clear()
+
+
+def test_the_library_is_looked_for_once_but_until_it_is_there(not_found, monkeypatch):
+    looked = []
+    monkeypatch.setattr(cupti, "_mapped", lambda name: looked.append(name))
+    for _ in range(2):
+        with pytest.raises(CuptiError, match="no libcupti is loaded"):
+            cupti.found()
+    names = ("cuptiSubscribe", "cuptiUnsubscribe", "cuptiEnableCallback", "cuptiGetCallbackName")
+    monkeypatch.setattr(cupti, "_mapped", lambda name: looked.append(name) or "/opt/libcupti.so.13")
+    library = SimpleNamespace(**{name: SimpleNamespace() for name in names})
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: library)
+    assert cupti.found() is cupti.found()
+    assert looked == ["libcupti.so"] * 3
+
+
+def test_a_function_is_asked_for_its_name_once():
+    asked, library = [], Library()
+
+    def name_of(domain, function, name):
+        asked.append((domain, function))
+        name._obj.value = b"cuLaunchKernel"
+        return 0 if function == LAUNCH else 1
+
+    library.cuptiGetCallbackName = name_of
+    made = over(library)
+    assert [made.name_of(function) for function in (LAUNCH, COPY, LAUNCH, COPY)] == ["cuLaunchKernel", ""] * 2
+    assert asked == [(1, LAUNCH), (1, COPY)]
+
+
+def test_the_library_is_found_among_what_the_process_has_mapped(monkeypatch):
+    lines = (
+        "7f00-7f10 r--p 00000000 08:01 11 /usr/lib/libc.so.6",
+        "7f10-7f20 rw-p 00000000 00:00 0",
+        "7f20-7f30 r-xp 00000000 08:01 12 /opt/libcupti.so.d/other.so",
+        "7f30-7f40 r-xp 00000000 08:01 13 /opt/a folder/libcupti.so.13",
+        "7f40-7f50 r-xp 00000000 08:01 14 /opt/second/libcupti.so.12",
+    )
+    monkeypatch.setattr(cupti.Path, "read_text", lambda path: "\n".join(lines))
+    assert cupti._mapped("libcupti.so") == "/opt/a folder/libcupti.so.13"
+    assert cupti._mapped("libcuda.so") is None
 
 
 def test_what_is_called_is_told_until_it_is_closed():

@@ -290,6 +290,7 @@ from streamshim import gate, runtime
 class Fake:
     def current_handle(self, device): return 0x7000
     def current_device(self): return 3
+    def capture_state(self, handle): return handle
     def device_count(self): return 4
 before = "torch" in sys.modules
 runtime.use(Fake())
@@ -298,8 +299,10 @@ handle = gate.resolve(0x7000, 0, gate.Launch("kernel"))
 print(before, handle == 0x7000, gate.current_handle.__func__ is Fake.current_handle)
 gate.connect(None)
 print(gate.current_device(), gate.current_device.__func__ is Fake.current_device)
+gate.connect(None)
+print(gate.capture_state(5), gate.capture_state.__func__ is Fake.capture_state)
 """
-    assert run_python(code) == "False True True\n3 True\n"
+    assert run_python(code) == "False True True\n3 True\n5 True\n"
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -45,11 +45,12 @@ class Driver:
         return 0
 
     def cuGraphNodeGetType(self, node, kind):
-        kind._obj.value = self.kinds[node.value]
+        kind._obj.value = self.kinds[node]
         return 0
 
     def cuGraphKernelNodeGetParams_v2(self, node, found):
-        if node.value == 0x100:
+        assert (found._obj.func, found._obj.kern) == (None, None)
+        if node == 0x100:
             found._obj.func = 0xF1
         else:
             found._obj.kern = 0xF2
@@ -83,6 +84,28 @@ def driver(monkeypatch):
 @pytest.mark.parametrize("second_version", [True, False])
 def test_nodes_and_edges(second_version):
     assert graphs.read(GRAPH, Driver(second_version)) == (NODES, [(0, 1), (1, 2)])
+
+
+def test_a_kernel_is_asked_for_its_name_once_in_a_reading():
+    """And again in the next one: by then its handle may be another kernel's."""
+    driver, asked = Driver(), []
+    driver.kinds, driver.edges = {0x100 + 0x10 * i: 0 for i in range(6)}, ()
+    names = {0xF1: b"one", 0xF2: b"two"}
+
+    def parameters(node, found):
+        found._obj.func = 0xF1 + node // 0x10 % 2
+        return 0
+
+    def name_of(name, function):
+        asked.append(function.value)
+        name._obj.value = names[function.value]
+        return 0
+
+    driver.cuGraphKernelNodeGetParams_v2, driver.cuFuncGetName = parameters, name_of
+    assert graphs.read(GRAPH, driver)[0] == [Node("kernel", "one"), Node("kernel", "two")] * 3
+    names[0xF1] = b"three"
+    assert graphs.read(GRAPH, driver)[0][0] == Node("kernel", "three")
+    assert asked == [0xF1, 0xF2] * 2
 
 
 def test_a_graph_without_nodes(monkeypatch):

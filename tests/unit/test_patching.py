@@ -157,6 +157,56 @@ def test_a_set_can_be_applied_again_after_undo(owner):
     assert patches.undo() == []
 
 
+def test_a_replacement_is_made_once_for_the_same_original(owner):
+    made = []
+
+    def make(original):
+        made.append(original)
+        return ours(original)
+
+    base, library = owner.__mro__[1], ModuleType("library")
+    library.launch = lambda: "launched"
+    patches = PatchSet([Patch(owner, "own", make), Patch(owner, "inherited", make), Patch(library, "launch", make)])
+    originals = [owner.own, owner.inherited, library.launch]
+    for _ in range(3):
+        patches.apply()
+        assert patches.undo() == []
+    assert made == originals
+    base.inherited = wrapper = theirs(base.inherited)
+    patches.apply()
+    assert owner().inherited() == ("ours", ("theirs", ("inherited", 1)))
+    assert patches.undo() == []
+    assert made == [*originals, wrapper]
+    assert "inherited" not in vars(owner)
+
+
+def test_what_somebody_did_between_two_applications_is_kept(owner):
+    patches = PatchSet([Patch(owner, "own", ours)])
+    patches.apply()
+    kept = owner.own
+    assert patches.undo() == []
+    # Theirs over the original, ours of the last time put back by hand, and theirs over ours.
+    for found in (theirs(owner.own), kept, theirs(kept)):
+        owner.own = found
+        before, result = snapshot(owner), owner().own(1)
+        for _ in range(2):
+            patches.apply()
+            assert owner().own(1) == ("ours", result)
+            assert patches.undo() == []
+            assert snapshot(owner) == before
+
+
+def test_an_attribute_that_a_module_makes_when_asked_is_asked_for_each_time():
+    module, names = ModuleType("library"), iter("ab")
+    module.__getattr__ = lambda name: functools.partial(str, next(names))
+    patches = PatchSet([Patch(module, "launch", ours)])
+    for name in "ab":
+        patches.apply()
+        assert module.launch() == ("ours", name)
+        assert patches.undo() == []
+    assert "launch" not in vars(module)
+
+
 class Refused(Exception):
     pass
 

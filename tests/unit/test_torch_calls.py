@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from streamshim.guards import sync_table, torch_calls
 from streamshim.guards.sync_table import EVENT_METHODS, FUNCTIONS, METHODS, STREAM_METHODS
 
 STREAM, SIDE = 0x7F0010, 0x7F0020
+TABLES = ((torch.Tensor, METHODS), (torch, FUNCTIONS))
 
 
 class FakeTensor:
@@ -172,6 +174,50 @@ class TestNamedOperations:
         guard.closing(window(id_=8))
         assert {name: vars(torch.Tensor).get(name) for name in METHODS} == owners
         assert {name: getattr(torch, name) for name in FUNCTIONS} == functions
+
+    def test_the_next_capture_finds_the_same_replacements(self, cuda):
+        guard, seen = torch_calls.HostSyncs(), []
+        for id_ in (7, 8):
+            guard.opened(window(id_=id_))
+            seen.append([getattr(owner, name) for owner, table in TABLES for name in table if hasattr(owner, name)])
+            guard.closing(window(id_=id_))
+        assert all(first is second for first, second in zip(*seen, strict=True))
+
+    def test_who_wraps_a_method_in_a_capture_or_between_two_keeps_that(self, cuda, monkeypatch):
+        """What is undone once stays undone, and what is kept is no older than what is there."""
+        guard, calls = torch_calls.HostSyncs(), []
+
+        def wrap(name):
+            original = torch.Tensor.item
+            monkeypatch.setattr(torch.Tensor, "item", lambda self: calls.append(name) or original(self))
+            return vars(torch.Tensor)["item"]
+
+        guard.opened(window())
+        theirs = wrap("inside")
+        guard.closing(window())
+        assert vars(torch.Tensor)["item"] is theirs
+        theirs = wrap("between")
+        for id_ in (8, 9):
+            guard.opened(window(id_=id_))
+            assert torch.Tensor.item is not theirs
+            assert torch.ones(()).item() == 1.0
+            guard.closing(window(id_=id_))
+            assert vars(torch.Tensor)["item"] is theirs
+        assert calls == ["between", "inside"] * 2
+
+    def test_of_a_torch_that_is_being_imported_nothing_is_kept(self, cuda, monkeypatch):
+        guard, whole = torch_calls.HostSyncs(), torch
+        half = ModuleType("torch")
+        half.__spec__ = SimpleNamespace(_initializing=True)
+        monkeypatch.setitem(sys.modules, "torch", half)
+        guard.opened(window())
+        guard.closing(window())
+        monkeypatch.setitem(sys.modules, "torch", whole)
+        before = whole.Tensor.item
+        guard.opened(window())
+        assert whole.Tensor.item is not before
+        guard.closing(window())
+        assert whole.Tensor.item is before
 
     def test_every_entry_exists_in_this_torch(self):
         assert [name for name in METHODS if not hasattr(torch.Tensor, name) and name != "is_nonzero"] == []

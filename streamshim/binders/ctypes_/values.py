@@ -26,6 +26,8 @@ def given_handle(value: Any, where: str) -> int:
     Raises:
         TypeError: for anything else, naming ``where`` and what is accepted.
     """
+    if type(value) is int:
+        return handle_of(value, where)
     if isinstance(value, _Simple) and not isinstance(value, ctypes.c_void_p):
         number = value.value
         if number is None or isinstance(number, int):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ... import gate, runtime
+from ...capture import windows
 from ...guards import syncs
 from ...guards.sync_table import ALLOCATE, WAIT, Kind, Operation
 from ...streams import LAST_DEFAULT
@@ -30,19 +31,25 @@ def waiting(spec: Spec, label: str) -> Callable[[Callable[..., Any], tuple[Any, 
     operation = Operation(f"{label}, called through ctypes", remedy, spec.waits)
     follows = label.endswith("StreamSynchronize")
 
+    on_stream, only_seen = operation.kind is Kind.STREAM, operation.kind in syncs.ONLY_SEEN
+
     def path(original: Callable[..., Any], call: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if operation.kind is not Kind.STREAM or len(call) != 2 or kwargs:
-            syncs.check(operation)
+        if not on_stream or len(call) != 2 or kwargs:
+            if windows or not only_seen:
+                syncs.check(operation)
             return original(*call, **kwargs)
         if runtime.found() is None:
             return original(*call)
         function, value = call
         handle = given_handle(value, f"{label}, argument 0")
-        current = gate.current_handle(gate.current_device())
         # Launches with a default-class stream go to torch's current one, so a wait for it means that too.
-        bound = follows and handle <= LAST_DEFAULT < current and gate.binds()
-        syncs.check(operation, current if bound else handle)
-        if bound and not runtime.get().capture_state(current):
+        current = gate.current_handle(gate.current_device()) if follows and handle <= LAST_DEFAULT else 0
+        bound = current > LAST_DEFAULT and gate.binds()
+        target = current if bound else handle
+        asks = bool(windows) or syncs.captures(target)
+        if asks:
+            syncs.check(operation, target)
+        if bound and not (asks and syncs.captures(current)):
             types = function.argtypes
             status = original(function, as_argument(types[0] if types else None, current, f"{label}, argument 0"))
             if status:
