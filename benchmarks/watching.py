@@ -15,7 +15,7 @@ from .machine import Machine
 from .measuring import Result
 
 GROUP = "watch"
-PROCESSES = 8
+PROCESSES = 5
 FORMS = {True: "launch, before and after a watched capture", False: "the same, capture not watched"}
 
 _CHILD = """
