@@ -52,6 +52,8 @@ class Patch:
 
     def apply(self) -> None:
         """Put the replacement in place: the one of the last time, if the attribute is what it was then."""
+        # Not by getattr, which gives a changed class a new version: CPython 3.13 has a thousand for each class, and
+        # when they are used up (a few dozen captures did that to torch.Tensor), look-ups on it are slow for good.
         holder, found = self._found()
         # A module may make an attribute when it is asked for it.
         if found is not self._made_of or found is _MISSING:

@@ -30,7 +30,6 @@ def waiting(spec: Spec, label: str) -> Callable[[Callable[..., Any], tuple[Any, 
     remedy = {Kind.UNKNOWN: _OUTSIDE, Kind.MEMORY: ALLOCATE}.get(spec.waits, WAIT)
     operation = Operation(f"{label}, called through ctypes", remedy, spec.waits)
     follows = label.endswith("StreamSynchronize")
-
     on_stream, only_seen = operation.kind is Kind.STREAM, operation.kind in syncs.ONLY_SEEN
 
     def path(original: Callable[..., Any], call: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
