@@ -94,27 +94,29 @@ def installed(state: str) -> Iterator[None]:
 def measure(forms: Iterable[Form], rounds: int, settle: Callable[[], Any], burst: int = BURST) -> list[Result]:
     """Time all variants of all forms, in as many rounds.
 
-    In each round every variant runs one burst, those of one state one after the other, and the states in turn. So what
-    the machine does meanwhile meets all alike, and a ratio of two variants can be taken round by round.
+    In each round every variant runs one burst: form by form, and in each form the states in turn. So the variants of a
+    form come within milliseconds of each other, what the machine does meanwhile meets them alike, and a ratio of two of
+    them can be taken round by round.
 
     Args:
         settle: waits for the device; called outside the timing.
     """
+    forms = list(forms)
     results = {(f.name, v.name): Result(f.group, f.name, v.name, "ns") for f in forms for v in f.variants}
-    timers = {
-        (f.name, v.name): (v.state, timeit.Timer(v.statement, globals=dict(v.names))) for f in forms for v in f.variants
-    }
+    timers = {(f.name, v.name): timeit.Timer(v.statement, globals=dict(v.names)) for f in forms for v in f.variants}
     for turn in range(rounds):
-        for state in (*STATES[turn % len(STATES) :], *STATES[: turn % len(STATES)]):
-            mine = [(key, timer) for key, (wanted, timer) in timers.items() if wanted == state]
-            if not mine:
-                continue
-            with installed(state):
-                for key, timer in mine:
-                    timer.timeit(_WARM_UP)
-                    settle()
-                    results[key].samples.append(timer.timeit(burst) / burst * 1e9)
-                    settle()
+        for form in forms:
+            for state in (*STATES[turn % len(STATES) :], *STATES[: turn % len(STATES)]):
+                mine = [v.name for v in form.variants if v.state == state]
+                if not mine:
+                    continue
+                with installed(state):
+                    for name in mine:
+                        timer = timers[form.name, name]
+                        timer.timeit(_WARM_UP)
+                        settle()
+                        results[form.name, name].samples.append(timer.timeit(burst) / burst * 1e9)
+                        settle()
         print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return list(results.values())

@@ -43,6 +43,11 @@ def add(event: Event) -> None:
     _counts[event.kind] += 1
 
 
+def count(kind: str) -> None:
+    """Count an event of which nothing more is kept."""
+    _counts[kind] += 1
+
+
 def events() -> list[Event]:
     """The last `KEPT` events, oldest first."""
     return list(_events)

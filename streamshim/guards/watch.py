@@ -88,6 +88,7 @@ class Watch:
         #: Capture -> what its graph lacks, from `compare` to `judge`.
         self._missing: dict[int, MissingReport] = {}
         self._source: Source | None = None
+        self._known: list[int] = []
         self._lock = fork.Lock()
         self._open: set[int] = set()
         self._subscription: Subscription | None = None
@@ -96,6 +97,7 @@ class Watch:
         #: Thread, place -> what was there before a launch was moved. Not in ``_inside``: a thread that is not Python's
         #: has another one of that each time that it is in Python.
         self._moved: dict[tuple[int, int], int] = {}
+        self._moves = 0  # since CUPTI was subscribed to
         self._inside = threading.local()
         self._interrupt: BaseException | None = None
 
@@ -111,6 +113,7 @@ class Watch:
             if self._recorded is not None:
                 self._recorded.forget_all_but(live)
             if self._subscription is None:
+                self._moves = 0
                 self._start()
 
     def closing(self, window: Window) -> None:
@@ -211,9 +214,10 @@ class Watch:
     def _start(self) -> None:
         try:
             if self._source is None:
-                self._source = _checked(self._make())
-            known = [number for number in NAMES if self._source.name_of(number)]
-            self._subscription = self._source.subscribe(self._told, known)
+                source = self._make()
+                self._known = _known(source)
+                self._source = source
+            self._subscription = self._source.subscribe(self._told, self._known)
             self.off = ""
         except Exception as error:  # noqa: BLE001, the capture goes on without a watch, whatever is the matter
             reason = f"{type(error).__name__}: {error}"
@@ -259,7 +263,7 @@ class Watch:
                     self._moved[threading.get_ident(), address] = place.value or 0
                 place.value = current
                 self._inside.moved = True
-                ledger.add(ledger.Event("moved launch", call.name, user_site(), given, current, mine))
+                self._count_moved(call, given, current, mine)
                 return
         site = user_site()
         what = _named(call.name, data) if call.kind == "kernel" else call.name
@@ -281,6 +285,14 @@ class Watch:
         expected = f"{describe(current)}, torch's current stream of cuda:{device}"
         self._found[key] = Escape(what, site, stream, expected, mine, count)
         ledger.add(ledger.Event("escaped launch", what, site, given, current, mine))
+
+    def _count_moved(self, call: Call, given: int, current: int, mine: int) -> None:
+        if self._moves < KEPT:
+            # The line takes longer to find than all the rest.
+            self._moves += 1
+            ledger.add(ledger.Event("moved launch", call.name, user_site(), given, current, mine))
+        else:
+            ledger.count("moved launch")
 
     def _returned(self, function: int, data: Any) -> None:
         """After a call: what it did to a capture, and what was moved for it."""
@@ -329,10 +341,10 @@ def _named(name: str, data: Any) -> str:
     return f"{name}, kernel {kernel.decode(errors='replace')!r}" if kernel else name
 
 
-def _checked(source: Source) -> Source:
-    """The source, if its numbers mean the functions that they should; LookupError if not."""
-    for number, name in NAMES.items():
-        said = source.name_of(number)
-        if said and said != name:
-            raise LookupError(f"CUPTI's number {number} is {said}, not {name}: its version is not known")
-    return source
+def _known(source: Source) -> list[int]:
+    """The numbers that this version has; LookupError if one of them means another function than it should."""
+    said = {number: source.name_of(number) for number in NAMES}
+    for number, name in said.items():
+        if name and name != NAMES[number]:
+            raise LookupError(f"CUPTI's number {number} is {name}, not {NAMES[number]}: its version is not known")
+    return [number for number, name in said.items() if name]

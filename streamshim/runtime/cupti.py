@@ -108,9 +108,11 @@ class Cupti:
         subscription = Subscription(self._library, handle)
         _told = told
         try:
+            enable = self._library.cuptiEnableCallback
             for function in functions:
-                result = self._library.cuptiEnableCallback(1, handle, _DRIVER_API, function)
-                self._check("cuptiEnableCallback", result)
+                result = enable(1, handle, _DRIVER_API, function)
+                if result != 0:
+                    self._check("cuptiEnableCallback", result)
         except BaseException:
             subscription.close()
             raise

@@ -11,7 +11,7 @@ from harness import RIGHT, N, captured, fresh_stream, is_missing
 from test_ctypes import libraries, load, none, path  # noqa: F401, fixtures
 
 import streamshim
-from streamshim import capture
+from streamshim import callsite, capture
 from streamshim.guards.watch import Watch
 from streamshim.runtime.cupti import Cupti
 from streamshim.runtime.driver_calls import LAUNCHES, stream_address
@@ -168,6 +168,7 @@ def deaf_driver(monkeypatch):
 
     original, written = Watch._told, []
     monkeypatch.setattr(Watch, "_told", told)
+    monkeypatch.setattr(callsite, "MACHINERY", callsite.MACHINERY | {__name__})
     return written
 
 

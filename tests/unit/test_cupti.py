@@ -140,6 +140,7 @@ def test_at_the_end_of_a_process_it_is_closed(run_python):
 from streamshim.runtime.cupti import Cupti
 class Library:
     def cuptiSubscribe(self, handle, call, user): return 0
+    def cuptiEnableCallback(self, *call): return 0
     def cuptiUnsubscribe(self, handle): print("closed")
 cupti = Cupti.__new__(Cupti)
 cupti._library = Library()

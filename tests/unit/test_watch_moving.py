@@ -18,6 +18,7 @@ from fake_cupti import (
 import streamshim
 from streamshim import WrongStreamError, capture, gate, ledger
 from streamshim.callsite import Site
+from streamshim.guards import watch
 from streamshim.runtime.cupti import CuptiError
 from streamshim.runtime.driver_calls import CONFIG_STREAM, LAUNCHES
 
@@ -89,6 +90,15 @@ def test_what_takes_no_stream_at_all_is_found_all_the_same(watched, cupti):
             cupti.launch(COPY_AT_ONCE, 0)
 
     assert len(escapes(watched, body)) == 1
+
+
+def test_of_many_moved_launches_a_part_is_kept(watched, cupti):
+    watched.redirect.everything = True
+    watched.redirect.prepare()
+    for captures in (1, 2):
+        watched(lambda: [cupti.launch(KERNEL, 0) for _ in range(watch.KEPT + 20)])
+        assert ledger.counts() == {"moved launch": captures * (watch.KEPT + 20)}
+        assert len(ledger.events()) == captures * watch.KEPT
 
 
 def test_another_threads_launch_is_not_moved(watched, cupti, cuda):
