@@ -165,6 +165,23 @@ def test_after_a_loss_the_process_is_settled_once_nothing_is_open(graph_class, c
     assert len(seen) == 1
 
 
+def test_ctrl_c_while_the_graph_is_read_ends_the_capture_all_the_same(graph_class, cuda, monkeypatch):
+    """A global capture that nobody ends keeps the whole process from using CUDA."""
+
+    def read(graph, window):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(capture, "readers", [read])
+    for lost in (False, True):
+        graph = graph_class()
+        graph.end_raises = lost
+        graph.capture_begin()
+        with pytest.raises(KeyboardInterrupt):
+            graph.capture_end()
+        assert graph.calls[-1] == ("end",)
+        assert (cuda.captures, open_windows()) == ({}, [])
+
+
 def test_an_end_that_is_refused_leaves_the_capture_open(graph_class, cuda):
     """torch refuses to end a capture under another current stream than it began on; it goes on then."""
     graph = graph_class()
