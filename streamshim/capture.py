@@ -6,6 +6,7 @@ captures many times inside one block. What is kept here is only what the driver 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import sys
@@ -200,7 +201,14 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
         # Under another current stream torch refuses, and the capture goes on.
         asked = runtime.get()
         handle = asked.current_handle(asked.current_device())
-        closing = ending(handle, self)
+        try:
+            closing = ending(handle, self)
+        except BaseException:
+            # Ctrl-C, since a large graph is read for a while: a capture that nobody ends would block the process.
+            with contextlib.suppress(Exception):
+                original(self, *args, **kwargs)
+            ended(handle)
+            raise
         try:
             result = original(self, *args, **kwargs)
         except BaseException as error:

@@ -19,7 +19,7 @@ from ..gate import Launch
 from ..guards import syncs
 from ..guards.sync_table import ALLOCATE, WAIT, Kind, Operation
 from ..patching import Patch
-from ..streams import LAST_DEFAULT
+from ..streams import LAST_DEFAULT, LEGACY
 from .cuda_functions import ALLOCATING, AT_ONCE, BEGINS, ENDS, WAITING, WAITS
 from .stream_objects import stream_object
 
@@ -186,7 +186,7 @@ def _end(original: Callable[..., Any]) -> Callable[..., Any]:
     def replacement(*args: Any, **kwargs: Any) -> Any:
         values = (*args, *kwargs.values())
         handle = _handle(values[0]) if len(values) == 1 else -1
-        closing = capture.ending(handle) if handle > LAST_DEFAULT and capture.enabled else None
+        closing = capture.ending(handle) if handle > LEGACY and capture.enabled else None
         result = original(*args, **kwargs)
         if closing is None:
             return result

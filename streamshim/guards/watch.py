@@ -110,6 +110,8 @@ class Watch:
             live = {w.id for w in capture.open_windows()}
             for key in [key for key, escape in list(self._found.items()) if escape.capture not in live]:
                 self._found.pop(key, None)
+            for id_ in [id_ for id_ in list(self._missing) if id_ not in live]:
+                self._missing.pop(id_, None)
             if self._recorded is not None:
                 self._recorded.forget_all_but(live)
             if self._subscription is None:
@@ -141,7 +143,8 @@ class Watch:
         """Hold the nodes of a graph against what was launched into its capture; `judge` tells what is missing."""
         found = self._recorded.missing(window.id, nodes) if self._recorded is not None else []
         self._missing.pop(window.id, None)
-        if found:
+        # Where code below Python has ended the capture and begun another on its stream, the nodes are the other's.
+        if found and runtime.get().capture_state(window.stream).id == window.id:
             self._missing[window.id] = MissingReport(tuple(found), str(window), str(gate.mode()))
 
     def end(self) -> None:
@@ -298,27 +301,33 @@ class Watch:
         """After a call: what it did to a capture, and what was moved for it."""
         call = LAUNCHES.get(function)
         status = ctypes.c_int.from_address(data.functionReturnValue).value if data.functionReturnValue else 0
-        # A launch into a capture that is lost already has not lost it.
-        if status in _CAPTURE_ERRORS and (call is None or status != _LOST_BEFORE):
-            self._blame(NAMES[function], data)
-        if call is None:
-            return
-        moved, self._inside.moved = getattr(self._inside, "moved", False), False
-        if self._recorded is not None and status == 0:
-            self._record(self._recorded, call, data, moved)
-        if self._moved:
-            self._put_back(call, data)
+        try:
+            # A launch into a capture that is lost already has not lost it.
+            if status in _CAPTURE_ERRORS and (call is None or status != _LOST_BEFORE):
+                # CUPTI fills in the kernel's name for launches; what it leaves there for other calls is not to be read.
+                is_kernel = call is not None and call.kind == "kernel"
+                self._blame(_named(NAMES[function], data) if is_kernel else NAMES[function])
+            if call is not None:
+                moved, self._inside.moved = getattr(self._inside, "moved", False), False
+                if self._recorded is not None and status == 0:
+                    self._record(self._recorded, call, data, moved)
+        finally:
+            if call is not None and self._moved:
+                self._put_back(call, data)
 
     def _record(self, recorded: Recorded, call: Call, data: Any, moved: bool) -> None:
         """Count a launch that went into a capture. Of copies and sets only those that were moved there."""
-        if call.kind != "kernel" and not (moved and has_size(call, data.functionParams)):
+        name: bytes = (data.symbolName or b"") if call.kind == "kernel" else b""
+        # A kernel that CUPTI does not name may be that of any node.
+        if not (name if call.kind == "kernel" else moved and has_size(call, data.functionParams)):
             return
         stream = stream_of(call, data.functionParams or 0)
         if stream <= LEGACY:
             return
-        id_ = capture.on(stream) or runtime.get().capture_state(stream).id
+        # The per-thread stream is another one in each thread, under the same handle.
+        id_ = (stream > LAST_DEFAULT and capture.on(stream)) or runtime.get().capture_state(stream).id
         if id_ > 0:
-            recorded.launched(id_, call.kind, (data.symbolName or b"?") if call.kind == "kernel" else b"")
+            recorded.launched(id_, call.kind, name)
 
     def _put_back(self, call: Call, data: Any) -> None:
         """After a launch: what was written into a structure of the caller's."""
@@ -327,10 +336,9 @@ class Watch:
         if before is not None:
             ctypes.c_void_p.from_address(address).value = before
 
-    def _blame(self, name: str, data: Any) -> None:
+    def _blame(self, what: str) -> None:
         """Remember a call that CUDA refused because of a capture."""
         site, thread = user_site(), threading.current_thread().name
-        what = _named(name, data)
         for window in capture.open_windows():
             ledger.add(ledger.Event("failed sync", f"{what} in thread {thread}", site, 0, 0, window.id))
 

@@ -136,6 +136,52 @@ def test_a_lost_capture_is_explained_while_its_window_is_open(graph_class, monke
     assert open_windows() == []
 
 
+def test_after_a_loss_the_process_is_settled_once_nothing_is_open(graph_class, cuda, monkeypatch, caplog):
+    """With the error of the user's own on its way, whatever becomes of it."""
+    seen = []
+
+    def settle():
+        seen.append((cuda.current, open_windows()))
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(capture, "after_loss", [settle])
+    other = 0x7F0020
+    first, second = graph_class(), graph_class()
+    first.end_raises = second.end_raises = True
+    first.capture_begin()
+    cuda.current = other
+    second.capture_begin()
+    with pytest.raises(RuntimeError, match="previous error"):
+        second.capture_end()
+    assert seen == []
+    cuda.current = STREAM
+    with pytest.raises(RuntimeError, match="previous error"):
+        first.capture_end()
+    assert seen == [(STREAM, [])]
+    assert "may not be able to capture again" in caplog.text
+    third = graph_class()
+    third.capture_begin()
+    third.capture_end()
+    assert len(seen) == 1
+
+
+def test_ctrl_c_while_the_graph_is_read_ends_the_capture_all_the_same(graph_class, cuda, monkeypatch):
+    """A global capture that nobody ends keeps the whole process from using CUDA."""
+
+    def read(graph, window):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(capture, "readers", [read])
+    for lost in (False, True):
+        graph = graph_class()
+        graph.end_raises = lost
+        graph.capture_begin()
+        with pytest.raises(KeyboardInterrupt):
+            graph.capture_end()
+        assert graph.calls[-1] == ("end",)
+        assert (cuda.captures, open_windows()) == ({}, [])
+
+
 def test_an_end_that_is_refused_leaves_the_capture_open(graph_class, cuda):
     """torch refuses to end a capture under another current stream than it began on; it goes on then."""
     graph = graph_class()

@@ -19,6 +19,7 @@ from streamshim.binders.cuda_functions import ALLOCATING, AT_ONCE, BEGINS, ENDS,
 from streamshim.callsite import Site
 from streamshim.errors import Escape, EscapeReport
 from streamshim.runtime import CaptureState
+from streamshim.streams import PER_THREAD
 
 CURRENT, STALE = 0x7F00, 0x7E00
 MODULES = tuple(TABLES)
@@ -214,6 +215,13 @@ def test_a_capture_opens_a_window(captures, place, mode):
     assert (window.id, window.stream, window.error_mode) == (7, CURRENT, mode)
     assert window.site.file.endswith("cuda_recorders.py")
     assert captures.end(CURRENT) == (0, "graph")
+    assert capture.open_windows() == []
+
+
+def test_a_capture_of_the_per_thread_stream_is_closed_by_its_end(captures):
+    captures.begin(PER_THREAD, captures.modes[1])
+    assert [w.id for w in capture.open_windows()] == [7]
+    assert captures.end(PER_THREAD) == (0, "graph")
     assert capture.open_windows() == []
 
 

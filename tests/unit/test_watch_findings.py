@@ -414,3 +414,23 @@ def test_a_launch_that_the_driver_refused_is_remembered(watched, cupti):
 def test_a_launch_that_came_too_late_is_not(watched, cupti):
     watched(lambda: cupti.launch(KERNEL, STREAM, status=901))
     assert ledger.events() == []
+
+
+def test_only_of_launches_it_is_read_which_kernel_they_were_of(watched, cupti):
+    """CUPTI fills in the symbol's name for launches; for other calls nothing is said of what that pointer is."""
+
+    class Unnamed:
+        callbackSite = 1
+
+        def __init__(self):
+            self.result = ctypes.c_int(900)
+            self.functionReturnValue = ctypes.addressof(self.result)
+
+        @property
+        def symbolName(self):
+            raise OSError("a pointer to anywhere")
+
+    watched(lambda: [cupti.told(NUMBERS[name], Unnamed()) for name in ("cuStreamSynchronize", "cuMemHostAlloc")])
+    assert [event.what for event in ledger.events()] == [
+        "cuStreamSynchronize in thread MainThread", "cuMemHostAlloc in thread MainThread",
+    ]  # fmt: skip

@@ -18,7 +18,7 @@ from fake_cupti import (
 import streamshim
 from streamshim import WrongStreamError, capture, gate, ledger
 from streamshim.callsite import Site
-from streamshim.guards import watch
+from streamshim.guards import recorded, watch
 from streamshim.runtime.cupti import CuptiError
 from streamshim.runtime.driver_calls import CONFIG_STREAM, LAUNCHES
 
@@ -41,6 +41,27 @@ def test_a_launch_is_moved_while_a_call_asks_for_it(watched, cupti, function, gi
     assert ledger.counts() == {"moved launch": 1}
     (found,) = escapes(watched, lambda: cupti.launch(function, given))
     assert found.count == 1
+
+
+@pytest.mark.parametrize("fault", [KeyError, KeyboardInterrupt])
+def test_the_callers_structure_is_put_back_whatever_happens(watched, cupti, monkeypatch, fault):
+    watched.redirect.prepare()
+
+    def failing(self, *args):
+        raise fault
+
+    def body():
+        with monkeypatch.context() as patched, watched.redirect.calling():
+            patched.setattr(recorded.Recorded, "launched", failing)
+            assert cupti.launch(KERNEL_EX, 0, b"add") == STREAM
+        assert cupti.after == 0
+
+    if fault is KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt):
+            watched(body)
+    else:
+        watched(body)
+    assert watched.guard._moved == {}
 
 
 def test_a_call_that_launches_elsewhere_too_is_refused_at_its_return(watched, cupti):

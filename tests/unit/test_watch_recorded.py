@@ -13,6 +13,7 @@ from streamshim.guards import profiler, recorded
 from streamshim.patching import PatchSet
 from streamshim.runtime import CaptureState
 from streamshim.runtime.graphs import Node
+from streamshim.streams import PER_THREAD
 
 COPY, SET, COPY_2D = 306, 216, 289
 
@@ -98,6 +99,41 @@ def test_a_name_that_the_driver_does_not_tell_may_be_any(watched, cupti, graph):
     assert (gate.what, gate.launched, gate.nodes) == ("kernel 'gate'", 2, 0)
 
 
+def test_a_launch_whose_kernel_cupti_does_not_name_is_not_counted(watched, cupti, graph):
+    """Its node has a name, which may be any."""
+    graph += kernels("add")
+    watched(lambda: cupti.launch(KERNEL, STREAM))
+
+
+def test_a_capture_that_was_ended_below_python_is_not_compared(watched, cupti, cuda, graph):
+    """And another one was begun on its stream, so that the nodes at the end are those of the other."""
+    graph += kernels("after")
+
+    def body():
+        cupti.launch(KERNEL, STREAM, b"before")
+        cuda.captures.pop(STREAM)
+        cupti.launch(KERNEL, STREAM, b"eager")
+        cuda.captures[STREAM] = CaptureState(8)
+        cupti.launch(KERNEL, STREAM, b"after")
+
+    watched(body)
+    assert watched.guard._recorded._counts == {}
+
+
+def test_a_threads_own_stream_is_another_one_in_each_thread(watched, cupti, cuda, graph, monkeypatch):
+    """One captures its own, and has the same handle for it as the thread that launches."""
+    window = capture.Window(9, PER_THREAD, 0, Site("a.py", 1, "a"), "Thread-1", "thread_local")
+    monkeypatch.setitem(capture._windows, 9, window)
+    monkeypatch.setitem(capture._captured_on, PER_THREAD, 9)
+    watched.guard.opened(window)
+    cuda.current = PER_THREAD
+    cupti.launch(KERNEL, PER_THREAD, b"eager")
+    assert watched.guard._recorded._counts == {}
+    cuda.captures[PER_THREAD] = CaptureState(9)
+    cupti.launch(KERNEL, PER_THREAD, b"add")
+    assert list(watched.guard._recorded._counts) == [(9, "kernel", b"add")]
+
+
 @pytest.mark.parametrize(("function", "kind"), [(COPY, "copy"), (SET, "set")])
 def test_copies_and_sets_count_when_they_were_moved(watched, cupti, graph, function, kind):
     watched.redirect.everything = True
@@ -136,6 +172,27 @@ def test_a_lost_capture_leaves_nothing_behind(watched, cupti, monkeypatch):
     monkeypatch.setattr(watched.graph, "id", 8)
     watched()
     assert watched.guard._recorded._counts == {}
+
+
+def test_what_a_lost_capture_lacks_is_forgotten(watched, cupti, cuda, graph, monkeypatch):
+    """Its graph was read, and then CUDA refused to make an executable one of it."""
+
+    def body():
+        cupti.launch(KERNEL, STREAM, b"add")
+        monkeypatch.setattr(cuda, "captures", _Refusing(cuda.captures))
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        watched(body)
+    cuda.captures = {}
+    watched.graph.id = 8
+    watched()
+    assert watched.guard._missing == {}
+
+
+class _Refusing(dict):
+    def pop(self, *args):
+        super().pop(*args)
+        raise RuntimeError("out of memory")
 
 
 def test_nothing_is_counted_where_no_graph_is_read(cuda):
