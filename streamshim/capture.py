@@ -73,8 +73,10 @@ readers: list[Callable[[Any, Window], None]] = []
 judges: list[Callable[[Window], BaseException | None]] = []
 #: Given the window and torch's error when a capture has failed; returns what is raised instead, or None.
 explain: Callable[[Window, BaseException], BaseException | None] | None = None
-#: Called when a capture of torch's was lost and no other is open, on its stream.
-after_loss: list[Callable[[], None]] = []
+#: Called with the index of a device on which a capture of torch's was lost, once no capture is open.
+after_loss: list[Callable[[int], None]] = []
+#: The devices of which that is still to be done.
+_lost_on: set[int] = set()
 
 
 def any_open() -> bool:
@@ -150,6 +152,9 @@ def ending(handle: int, graph: Any = None) -> Window | None:
 def ended(handle: int) -> None:
     """Close the window of the capture on a stream, which is over."""
     _windows.pop(_captured_on.pop(handle, 0), None)
+    if _lost_on and not _windows:
+        # While another capture was open, nothing could be tried out.
+        _settle()
 
 
 def judged(window: Window) -> None:
@@ -220,8 +225,9 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
                 # Its window is open still, so that a capture of another thread forgets nothing of it.
                 explained = explain(closing, error) if explain is not None and closing is not None else None
             finally:
+                if closing is not None:
+                    _lost_on.add(closing.device)
                 ended(handle)
-                _settle()
             if explained is not None:
                 raise explained from error
             raise
@@ -236,14 +242,13 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _settle() -> None:
-    # While another capture is open nothing can be tried out here; its end does as much.
-    if any_open():
-        return
-    for settle in after_loss:
-        try:
-            settle()
-        except Exception:
-            logger.exception("streamshim: the process may not be able to capture again")
+    while _lost_on:
+        device = _lost_on.pop()
+        for settle in after_loss:
+            try:
+                settle(device)
+            except Exception:
+                logger.exception("streamshim: the process may not be able to capture again")
 
 
 def _read(graph: Any, window: Window) -> None:
@@ -269,3 +274,4 @@ def forget_windows() -> None:
         _tell(guards[::-1], "closing", left)
     _windows.clear()
     _captured_on.clear()
+    _lost_on.clear()

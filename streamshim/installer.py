@@ -267,11 +267,11 @@ def _read_graph(graph: object, window: capture.Window) -> None:
         state.watch.compare(window, found.nodes)
 
 
-def _settle_generators() -> None:
+def _settle_generators(device: int) -> None:
     """After a capture that was lost."""
     from .runtime.generators import settle
 
-    settle()
+    settle(device)
 
 
 def _cupti() -> Source:

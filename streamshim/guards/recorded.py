@@ -11,7 +11,6 @@ from ..runtime.graphs import Node, demangled
 
 #: How many different kernels are counted in all captures that are open.
 KEPT = 10_000
-_UNNAMED = "?"
 
 
 class Recorded:
@@ -50,18 +49,16 @@ class Recorded:
             nodes: of its graph.
         """
         there = Counter((node.kind, node.name) for node in nodes)
-        # A kernel whose name the driver does not tell may be any of those that are looked for.
-        unnamed = there[("kernel", _UNNAMED)]
+        mine = {key: self._counts.pop(key) for key in list(self._counts) if key[0] == capture}
+        # By their number first: a kernel may have another name in the graph, or none.
+        of_kernels = sum(count for (_, kind, _), count in mine.items() if kind == "kernel")
+        lacks_kernels = of_kernels > sum(count for (kind, _), count in there.items() if kind == "kernel")
         found = []
-        for key in [key for key in list(self._counts) if key[0] == capture]:
-            count, site = self._counts.pop(key), self._sites.pop(key)
-            name = demangled(key[2].decode(errors="replace"))
-            lacking = count - there[(key[1], name)]
-            spared = min(unnamed, max(lacking, 0)) if key[1] == "kernel" else 0
-            unnamed -= spared
-            if lacking > spared:
-                what = f"kernel {name!r}" if key[1] == "kernel" else key[1]
-                found.append(Missing(what, count, there[(key[1], name)], site))
+        for key, count in mine.items():
+            kind, name, site = key[1], demangled(key[2].decode(errors="replace")), self._sites.pop(key)
+            if count > there[kind, name] and (lacks_kernels or kind != "kernel"):
+                what = f"kernel {name!r}" if kind == "kernel" else kind
+                found.append(Missing(what, count, there[kind, name], site))
         return found
 
     def forget_all_but(self, captures: set[int]) -> None:

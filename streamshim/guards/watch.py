@@ -28,7 +28,7 @@ from ..errors import (
     StreamShimError,
     WrongStreamError,
 )
-from ..runtime.driver_calls import BREAKING, LAUNCHES, Call, has_size, stream_address, stream_of
+from ..runtime.driver_calls import LAUNCHES, NAMES, Call, has_size, known, stream_address, stream_of
 from ..runtime.graphs import Node
 from ..settings import Mode
 from ..streams import LAST_DEFAULT, LEGACY, describe
@@ -39,8 +39,6 @@ logger = logging.getLogger("streamshim")
 
 #: How many different findings are kept; a capture may have millions of launches.
 KEPT = 100
-#: CUPTI's number -> name, of all functions that are looked at.
-NAMES: dict[int, str] = {**{number: call.name for number, call in LAUNCHES.items()}, **BREAKING}
 _CAPTURE_ERRORS, _LOST_BEFORE = range(900, 909), 901
 _ENTER = 0
 
@@ -136,7 +134,7 @@ class Watch:
                 return
             subscription, self._subscription = self._subscription, None
             subscription.close()
-            self.off = f"{whom} was started inside a capture; since then it has CUPTI, which has one user at a time"
+            self.off = f"{whom} was started inside a capture, and CUPTI has one user at a time"
         logger.warning("streamshim: the rest of this capture is not watched: %s", self.off)
 
     def compare(self, window: Window, nodes: Iterable[Node]) -> None:
@@ -218,7 +216,7 @@ class Watch:
         try:
             if self._source is None:
                 source = self._make()
-                self._known = _known(source)
+                self._known = known(source.name_of)
                 self._source = source
             self._subscription = self._source.subscribe(self._told, self._known)
             self.off = ""
@@ -347,12 +345,3 @@ def _named(name: str, data: Any) -> str:
     """A function, with the kernel that it launches."""
     kernel = data.symbolName
     return f"{name}, kernel {kernel.decode(errors='replace')!r}" if kernel else name
-
-
-def _known(source: Source) -> list[int]:
-    """The numbers that this version has; LookupError if one of them means another function than it should."""
-    said = {number: source.name_of(number) for number in NAMES}
-    for number, name in said.items():
-        if name and name != NAMES[number]:
-            raise LookupError(f"CUPTI's number {number} is {name}, not {NAMES[number]}: its version is not known")
-    return [number for number, name in said.items() if name]

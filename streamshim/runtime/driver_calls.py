@@ -7,7 +7,7 @@ wherever both have a function. They are checked by name against the library at h
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -89,8 +89,27 @@ BREAKING: Mapping[int, str] = MappingProxyType({
     294: "cuMemAllocHost_v2", 379: "cuMemHostRegister_v2",
 })  # fmt: skip
 
+#: CUPTI's number -> name, of all functions that are looked at.
+NAMES: dict[int, str] = {**{number: call.name for number, call in LAUNCHES.items()}, **BREAKING}
+
 #: Where the stream is in the parameters of copies and sets that have their size just before it.
 _AFTER_SIZE = 24
+
+
+def known(name_of: Callable[[int], str]) -> list[int]:
+    """The numbers that a version of CUPTI has.
+
+    Args:
+        name_of: the name of the function with this number, or an empty string.
+
+    Raises:
+        LookupError: if a number means another function than it should.
+    """
+    said = {number: name_of(number) for number in NAMES}
+    for number, name in said.items():
+        if name and name != NAMES[number]:
+            raise LookupError(f"CUPTI's number {number} is {name}, not {NAMES[number]}: its version is not known")
+    return [number for number, name in said.items() if name]
 
 
 def has_size(call: Call, parameters: int) -> bool:

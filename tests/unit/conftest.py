@@ -42,6 +42,7 @@ def clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     capture.before_begin.clear()
     capture._windows.clear()
     capture._captured_on.clear()
+    capture._lost_on.clear()
     installer._shadowed.clear()
     installer._asked = None
     ledger.clear()

@@ -140,8 +140,8 @@ def test_after_a_loss_the_process_is_settled_once_nothing_is_open(graph_class, c
     """With the error of the user's own on its way, whatever becomes of it."""
     seen = []
 
-    def settle():
-        seen.append((cuda.current, open_windows()))
+    def settle(device):
+        seen.append((device, open_windows()))
         raise RuntimeError("no luck")
 
     monkeypatch.setattr(capture, "after_loss", [settle])
@@ -157,12 +157,28 @@ def test_after_a_loss_the_process_is_settled_once_nothing_is_open(graph_class, c
     cuda.current = STREAM
     with pytest.raises(RuntimeError, match="previous error"):
         first.capture_end()
-    assert seen == [(STREAM, [])]
+    assert seen == [(1, [])]
     assert "may not be able to capture again" in caplog.text
     third = graph_class()
     third.capture_begin()
     third.capture_end()
     assert len(seen) == 1
+
+
+def test_what_a_loss_leaves_is_settled_when_another_capture_has_ended_well(graph_class, cuda, monkeypatch):
+    seen, other = [], 0x7F0020
+    monkeypatch.setattr(capture, "after_loss", [seen.append])
+    lost, good = graph_class(), graph_class()
+    lost.end_raises = True
+    good.capture_begin()
+    cuda.current = other
+    lost.capture_begin()
+    with pytest.raises(RuntimeError, match="previous error"):
+        lost.capture_end()
+    assert seen == []
+    cuda.current = STREAM
+    good.capture_end()
+    assert seen == [1]
 
 
 def test_ctrl_c_while_the_graph_is_read_ends_the_capture_all_the_same(graph_class, cuda, monkeypatch):
