@@ -148,6 +148,13 @@ def _ctypes(machine: Machine) -> Iterator[Form]:
         "bare": bare.launch, "bound": bound.launch, "x": machine.x.data_ptr(), "out": machine.out.data_ptr(), "n": N,
         "wrapped": _filling(bare.launch, 3, lambda: raw(0)),
     }  # fmt: skip
+    compiled = {}
+    if machine.compiled is not None:
+        names["compiled"] = machine.compiled.bind(bare.launch, 3, raw, bare.launch)
+        compiled = {
+            ("compiled", OFF): "compiled(x, out, n, handle)",
+            ("compiled, None", OFF): "compiled(x, out, n, None)",
+        }  # fmt: skip
     yield _form("ctypes", names, {
         ("bare", OFF): "bare(x, out, n, handle)",
         ("hand-written", OFF): "bare(x, out, n, torch.cuda.current_stream().cuda_stream)",
@@ -157,6 +164,7 @@ def _ctypes(machine: Machine) -> Iterator[Form]:
         ("shim, left out", BIND): "bound(x, out, n)",
         ("strict", STRICT): "bound(x, out, n, handle)",
         ("wrapt", OFF): "wrapped(x, out, n, None)",
+        **compiled,
     }, machine)  # fmt: skip
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.machinery
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -89,6 +92,21 @@ class Machine:
     def bound(self) -> ctypes.CDLL:
         """The same library as another object, to bind this one and leave that one alone."""
         return declared(ctypes.CDLL(self.library._name))
+
+    @cached_property
+    def compiled(self) -> Any:
+        """`compiled.c` as a module; None, with a reason in `missing`, where it cannot be built."""
+        try:
+            path = self._build("compiled.c", "streamshim_compiled.so", f"-I{sysconfig.get_path('include')}")
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.missing["a compiled part"] = f"{type(error).__name__}: {error}"
+            return None
+        loader = importlib.machinery.ExtensionFileLoader("streamshim_compiled", path)
+        spec = importlib.util.spec_from_loader("streamshim_compiled", loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+        return module
 
     def tvm_ffi_function(self, name: str) -> Any:
         """A function of `launchers.c` as TVM-FFI's."""
