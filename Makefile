@@ -3,6 +3,8 @@
 # benchmarks: `make bench BENCH_ARGS="--only launch"`.
 
 PYTHON ?= python3
+# Processes that the tests are spread over.
+WORKERS ?= auto
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
@@ -28,7 +30,7 @@ demo: $(VENV)/.for-demo ## show a kernel that goes missing from a CUDA graph, an
 
 test: lint ## lint, then run the tests
 	@echo "==> pytest"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 test-engines: $(VENV)/.for-test $(ENGINES)/.downloaded ## test the plugins under the loaders of vLLM and SGLang
 	@echo "==> pytest tests/startup/test_engines.py"
