@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from enum import Enum
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -78,8 +79,18 @@ class TorchStream:
 
 
 _streams: dict[int, TorchStream] = {}
-#: Whether a type is cuda.core's graph builder.
-_builders: dict[type, bool] = {}
+
+
+class _Kind(Enum):
+    """What a type is to ``launch``."""
+
+    BUILDER = "cuda.core's graph builder"
+    STREAM = "accepted as a stream"
+    OTHER = "no stream to cuda.core"
+
+
+_kinds: dict[type, _Kind] = {}
+_BUILDER, _STREAM = _Kind.BUILDER, _Kind.STREAM
 
 
 def _launch(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,12 +99,13 @@ def _launch(original: Callable[..., Any]) -> Callable[..., Any]:
         if not gate.active or len(args) + len(kwargs) < 3 or (not args and "stream" not in kwargs):
             return original(*args, **kwargs)
         stream = args[0] if args else kwargs["stream"]
-        kind = type(stream)
-        if _builders.get(kind) or (kind not in _builders and _is_builder(kind)):
+        kind = _kinds.get(type(stream)) or _kind_of(type(stream))
+        if kind is _BUILDER:
             return original(*args, **kwargs)
-        given = handle_of(stream, _WHERE)
-        handle = gate.resolve(given, gate.current_device(), _LAUNCH, "stream")
-        if handle == given and (hasattr(kind, "__cuda_stream__") or gate.mode() is Mode.CHECK):
+        given, device = handle_of(stream, _WHERE), 0 if gate.one_device else gate.current_device()
+        # `gate.resolve` spelt out for the usual row.
+        handle = given if given == gate.current_handle(device) else gate.resolve(given, device, _LAUNCH, "stream")
+        if handle == given and (kind is _STREAM or gate.mode() is Mode.CHECK):
             return original(*args, **kwargs)
         bound = _streams.get(handle) or _streams.setdefault(handle, TorchStream(handle))
         if args:
@@ -103,7 +115,10 @@ def _launch(original: Callable[..., Any]) -> Callable[..., Any]:
     return launch
 
 
-def _is_builder(kind: type) -> bool:
-    found = any(c.__name__ == "GraphBuilder" and c.__module__.startswith("cuda.core") for c in kind.__mro__)
-    _builders[kind] = found
+def _kind_of(kind: type) -> _Kind:
+    if any(c.__name__ == "GraphBuilder" and c.__module__.startswith("cuda.core") for c in kind.__mro__):
+        found = _Kind.BUILDER
+    else:
+        found = _Kind.STREAM if hasattr(kind, "__cuda_stream__") else _Kind.OTHER
+    _kinds[kind] = found
     return found

@@ -130,8 +130,8 @@ def test_the_real_graph_builder_is_recognised():
     from streamshim.binders import cuda_core
 
     home = cuda.core if hasattr(cuda.core, "GraphBuilder") else importlib.import_module("cuda.core.graph")
-    assert cuda_core._is_builder(home.GraphBuilder)
-    assert not cuda_core._is_builder(Stream)
+    assert cuda_core._kind_of(home.GraphBuilder) is cuda_core._BUILDER
+    assert cuda_core._kind_of(Stream) is cuda_core._STREAM
 
 
 def test_by_keyword(launch):
