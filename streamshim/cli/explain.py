@@ -89,7 +89,7 @@ def print_explanation(log: Iterable[str], as_json: bool) -> int:
     console.text(
         f"Begin with line {first.lines[0]}: {first.wording.title}."
         if first is not None
-        else f"Begin before line {found[0].lines[0]}: what is known here only follows from an error that was not found."
+        else f"The first cause is not among what is known: line {found[0].lines[0]} only follows from another error."
     )
     for finding in found:
         w = finding.wording
