@@ -230,7 +230,7 @@ def _at_exit() -> None:
         report = read()
         _write(report)
         tell(report)
-    except ValidationMismatchError as error:
+    except (ValidationError, ValidationMismatchError) as error:
         # The exit status cannot be changed any more.
         sys.stderr.write(f"streamshim: {error}\n")
     except Exception:

@@ -144,6 +144,14 @@ def test_on_mismatch_raise_is_told_at_exit_too():
     assert "streamshim: A validated kernel does not agree with its reference: 'verify'" in done.stderr
 
 
+def test_a_folder_that_cannot_be_written_is_one_line_at_exit(tmp_path):
+    (tmp_path / "file").touch()
+    environ = {**os.environ, "STREAMSHIM_REPORT_DIR": str(tmp_path / "file")}
+    done = subprocess.run([sys.executable, "-c", PROGRAM, "5"], check=True, capture_output=True, text=True, env=environ)
+    assert "streamshim: STREAMSHIM_REPORT_DIR is" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_bad_calls_are_saved_and_made_again(tmp_path):
     verify = run_bad_calls()
     path = str(tmp_path / "bad.pt")
