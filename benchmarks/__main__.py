@@ -29,6 +29,8 @@ def main() -> int:
     parser.add_argument("--no-gpu", action="store_true", help="use the stand-ins even where there is a GPU")
     parser.add_argument("--fail", action="store_true", help="exit with 1 if a budget is missed")
     wish = parser.parse_args()
+    if wish.rounds < 1:
+        parser.error(f"argument --rounds: {wish.rounds} is less than 1")
 
     machine = Machine(torch.cuda.is_available() and not wish.no_gpu)
     results: list[Result] = []

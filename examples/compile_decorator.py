@@ -1,6 +1,6 @@
 """`@streamshim.compile`: a CuTe DSL function that takes torch tensors as they are. Needs a GPU and CuTe DSL:
 
-pip install 'streamshim[cute]'
+pip install '.[cute]'
 python examples/compile_decorator.py
 """
 
@@ -15,7 +15,7 @@ try:
     import cutlass
     import cutlass.cute as cute
 except ImportError as error:
-    print(f"This example needs CuTe DSL ({error}): pip install 'streamshim[cute]'")
+    print(f"This example needs CuTe DSL ({error}): pip install '.[cute]'")
     sys.exit(0)
 if not torch.cuda.is_available():
     print("This example needs a GPU.")

@@ -1,10 +1,11 @@
 """A kernel in a shared object, called through ctypes, in a captured graph. Needs a GPU, nvcc and torch:
 
-    pip install streamshim
+    pip install .
     python examples/ctypes_kernel.py
 
 The library has two launchers, as people write them: one with a stream parameter, which most callers leave NULL, and one
-without. The first follows torch once it is named; the second is refused where the graph would miss it.
+without. The first follows torch once it is named; the second is moved into the capture below Python, and refused
+where that does not work.
 """
 
 import ctypes
@@ -72,13 +73,13 @@ print("stream passed as None    ", captured(lambda x: library.add_one_on(x.data_
 print("stream left out          ", captured(lambda x: library.add_one_on(x.data_ptr(), len(x))))
 
 
-def refused(x: torch.Tensor) -> None:
+def without_stream(x: torch.Tensor) -> None:
     try:
         library.add_one(x.data_ptr(), len(x))
     except streamshim.WrongStreamError as error:
         print(f"\n{error}\n")
-    library.add_one_on(x.data_ptr(), len(x))  # the capture is still good
+        library.add_one_on(x.data_ptr(), len(x))  # the capture is still good
 
 
-print("after a refusal          ", captured(refused))
+print("no stream parameter      ", captured(without_stream))
 print(streamshim.status())

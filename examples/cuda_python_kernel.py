@@ -1,6 +1,6 @@
 """An NVRTC kernel launched with cuda-python on stream 0, in a CUDA graph, without and with streamshim. Needs a GPU:
 
-pip install 'streamshim[cuda]'
+pip install '.[cuda]'
 python examples/cuda_python_kernel.py
 """
 
@@ -14,7 +14,7 @@ import streamshim
 try:
     from cuda.bindings import driver, nvrtc
 except ImportError as error:
-    print(f"This example needs cuda-python ({error}): pip install 'streamshim[cuda]'")
+    print(f"This example needs cuda-python ({error}): pip install '.[cuda]'")
     sys.exit(0)
 if not torch.cuda.is_available():
     print("This example needs a GPU.")

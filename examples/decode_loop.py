@@ -1,6 +1,6 @@
 """A custom kernel in a captured decode step, without and with streamshim. Needs a GPU and CuTe DSL:
 
-    pip install 'streamshim[cute]'
+    pip install '.[cute]'
     python examples/decode_loop.py
 
 The kernel is a state-space layer, ``h = 0.75*h + x``, in a language model of three lines: look up the last token,
@@ -19,7 +19,7 @@ try:
     import tvm_ffi  # noqa: F401  (what --enable-tvm-ffi needs)
     from cutlass.cute.runtime import make_fake_compact_tensor
 except ImportError as error:
-    print(f"This example needs CuTe DSL ({error}): pip install 'streamshim[cute]'")
+    print(f"This example needs CuTe DSL ({error}): pip install '.[cute]'")
     sys.exit(0)
 if not torch.cuda.is_available():
     print("This example needs a GPU; `python -m streamshim demo` tells the same story on a simulator.")

@@ -1,6 +1,6 @@
 """A tree-verify attention kernel in a .so, validated at every replay of a CUDA graph. Needs a GPU, nvcc and torch:
 
-    pip install streamshim
+    pip install .
     python examples/sglang_verify_attention.py
 
 Speculative decoding verifies a tree of draft tokens in one step: each of them attends to the prefix, and to its own

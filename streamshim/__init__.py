@@ -4,6 +4,8 @@
     streamshim.install()
 
 The public names are loaded when first used; importing this package imports nothing else and changes nothing.
+
+PYTEST_DONT_REWRITE: the start-up file may have imported it before pytest, which would warn of that.
 """
 
 from ._version import __version__

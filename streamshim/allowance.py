@@ -46,7 +46,7 @@ class allow(ContextDecorator):
             time it is refused.
 
     Raises:
-        ValueError: if ``what`` is something else, or ``reason`` is empty.
+        ValueError: if ``what`` is something else, or ``reason`` is empty or no text.
 
     Example:
         >>> with streamshim.allow("launch", reason="telemetry, not part of the model"):
@@ -57,7 +57,7 @@ class allow(ContextDecorator):
         if what not in KINDS:
             raise ValueError(f"what is {what!r}; allowed values: {', '.join(map(repr, KINDS))}")
         if not isinstance(reason, str) or not reason.strip():
-            raise ValueError("reason is empty; say in a few words why this is right")
+            raise ValueError(f"reason is {reason!r}; say in a few words why this is right")
         self.what = what
         self.reason = reason
         self.first_only = first_only
@@ -68,8 +68,11 @@ class allow(ContextDecorator):
         """Allow this whenever the function runs.
 
         Raises:
-            TypeError: for a coroutine or generator function, whose call only makes an object that runs later.
+            TypeError: for a coroutine or generator function, whose call only makes an object that runs later, and for a
+                class, which would become a function.
         """
+        if isinstance(function, type):
+            raise TypeError(f"{function.__qualname__} is a class; decorate its methods")
         later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
         if any(is_one(function) for is_one in later):
             name = getattr(function, "__qualname__", repr(function))

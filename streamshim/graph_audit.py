@@ -83,9 +83,10 @@ def audit(graph: Any) -> GraphAudit:
         StreamShimError: if nothing is known of it, saying what to do.
     """
     raw = getattr(graph, "raw_cuda_graph", None)
-    if raw is None and not hasattr(graph, "capture_end"):
-        kind = type(graph)
-        raise TypeError(f"graph: got {kind.__module__}.{kind.__qualname__}; accepted: a torch.cuda.CUDAGraph")
+    if isinstance(graph, type) or (raw is None and not hasattr(graph, "capture_end")):
+        kind = graph if isinstance(graph, type) else type(graph)
+        got = f"{'the class ' if kind is graph else ''}{kind.__module__}.{kind.__qualname__}"
+        raise TypeError(f"graph: got {got}; accepted: a torch.cuda.CUDAGraph")
     known = _read.get(graph) if hasattr(type(graph), "capture_end") else None
     try:
         # A graph that torch keeps is asked itself: it may have been captured anew since it was read.

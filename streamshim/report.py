@@ -87,7 +87,7 @@ class Status:
             lines.append(f"  {b.name:<{width}} {b.state}{': ' + b.reason if b.reason else ''} ({versions})")
             lines += [f"            patched {target}" for target in b.patched[:LISTED]]
             if len(b.patched) > LISTED:
-                lines.append(f"            patched {len(b.patched) - LISTED} more, all of them in to_dict()")
+                lines.append(f"            patched {len(b.patched) - LISTED} more; to_dict() and --json have all")
             lines += [f"            note: {note}" for note in b.notes]
         lines += [f"  capturing {text}" for text in self.captures]
         lines += [f"  noticed   {kind}: {count}" for kind, count in self.events.items()]

@@ -177,8 +177,10 @@ def _switch(value: bool | None, name: str, env: Mapping[str, str]) -> bool | Non
 def _names(value: Iterable[str] | None, where: str) -> frozenset[str] | None:
     if value is None:
         return None
-    names = frozenset([value] if isinstance(value, str) else value)
-    unknown = sorted(repr(n) for n in names if n not in BINDERS)
+    if not isinstance(value, Iterable):
+        raise ValueError(f"{where} is {value!r}; accepted: names of binders: {', '.join(map(repr, BINDERS))}")
+    names = [value] if isinstance(value, str) else list(value)
+    unknown = sorted({repr(n) for n in names if n not in BINDERS})
     if unknown:
         raise ValueError(f"{where} names {', '.join(unknown)}; binders that exist: {', '.join(map(repr, BINDERS))}")
-    return names
+    return frozenset(names)

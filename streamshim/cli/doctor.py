@@ -20,6 +20,7 @@ from .. import boot
 from .._version import __version__
 from ..binders import version_of
 from ..settings import Mode, Settings
+from ..validation import environment as validation
 from .console import Console
 from .running import starts
 
@@ -29,6 +30,11 @@ PLUGINS = {
     "vllm": ("vllm.general_plugins", "VLLM_PLUGINS"),
     "sglang": ("sglang.srt.plugins", "SGLANG_PLUGINS"),
 }
+#: All that are read beside ``STREAMSHIM``.
+VARIABLES = tuple(
+    f"STREAMSHIM_{name}"
+    for name in ("MODE", "STRICT", "DISABLE", "WATCH", "REDIRECT", "CTYPES", "VALIDATE", "REPORT_DIR", "REPORT_SECONDS")
+)
 #: Seconds for importing everything and for the self-tests, which compile a kernel.
 PATIENCE = 300
 
@@ -74,6 +80,8 @@ def look(environ: Mapping[str, str], gpu: bool) -> list[Check]:
     asked = environ.get(boot.VARIABLE, "").lower() not in boot.OFF
     try:
         settings: Settings | None = Settings.read(environ=environ)
+        validation.asked_for(environ)
+        validation.report_seconds(environ)
         checks = [_of_settings(settings, environ, asked)] if settings is not None else []
     except ValueError as error:
         settings, checks = None, [Check("settings", "fail", str(error))]
@@ -90,6 +98,9 @@ def look(environ: Mapping[str, str], gpu: bool) -> list[Check]:
 def _of_settings(settings: Settings, environ: Mapping[str, str], asked: bool) -> Check:
     said = ", ".join(f"{name}={value}" for name, value in sorted(environ.items()) if name.startswith("STREAMSHIM"))
     text = f"mode {settings.mode} ({settings.source})" + (f"; {said}" if said else "; no variable is set")
+    unknown = sorted(name for name in environ if name.startswith("STREAMSHIM_") and name not in VARIABLES)
+    if settings.active and unknown:
+        return Check("settings", "warn", text, f"Nothing reads {', '.join(unknown)}; there are {', '.join(VARIABLES)}.")
     if settings.active:
         return Check("settings", "ok", text)
     why = settings.disabled or "the mode is off"
@@ -99,7 +110,10 @@ def _of_settings(settings: Settings, environ: Mapping[str, str], asked: bool) ->
 
 def _of_start_up(environ: Mapping[str, str], asked: bool) -> Check:
     name = "start-up file"
-    if starts([sys.executable], {**environ, boot.VARIABLE: environ.get(boot.VARIABLE) or boot.ON[0]}):
+    off = not asked and environ.get(boot.VARIABLE)
+    if starts([sys.executable], {**environ, boot.VARIABLE: environ[boot.VARIABLE] if asked else boot.ON[0]}):
+        if off:
+            return Check(name, "ok", f"in place, and switched off by {boot.VARIABLE}={off}")
         when = ", since STREAMSHIM is set" if asked else " once STREAMSHIM=1 is set, which it is not"
         return Check(name, "ok", f"in place; every Python process of this environment starts streamshim{when}")
     hint = (

@@ -85,8 +85,12 @@ def print_explanation(log: Iterable[str], as_json: bool) -> int:
     if not found:
         console.text("Nothing in this log is an error around CUDA graph captures that streamshim knows.")
         return 1
-    first = next((finding for finding in found if not finding.wording.is_consequence), found[0])
-    console.text(f"Begin with line {first.lines[0]}: {first.wording.title}.")
+    first = next((finding for finding in found if not finding.wording.is_consequence), None)
+    console.text(
+        f"Begin with line {first.lines[0]}: {first.wording.title}."
+        if first is not None
+        else f"The first cause is not among what is known: line {found[0].lines[0]} only follows from another error."
+    )
     for finding in found:
         w = finding.wording
         console.heading(w.title)

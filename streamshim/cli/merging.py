@@ -38,8 +38,9 @@ def read(folder: Path) -> list[dict[str, Any]]:
     paths = sorted(folder.glob("validation-*.json"))
     if not paths:
         raise click.ClickException(
-            f"There are no reports (validation-*.json) in {folder}. Each process writes one into STREAMSHIM_REPORT_DIR "
-            "when it ends, when it calls streamshim.validation_report(), and every few seconds of eager calls."
+            f"There are no reports (validation-*.json) in {str(folder)!r}. Each process writes one into "
+            "STREAMSHIM_REPORT_DIR when it ends, when it calls streamshim.validation_report(), and every few seconds "
+            "of eager calls."
         )
     reports = []
     for path in paths:
@@ -78,7 +79,7 @@ def _print(reports: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
     terminal = Console()
     if not terminal.is_terminal:
         terminal = Console(width=WIDTH)
-    table = Table(title=f"{len(reports)} processes")
+    table = Table(title=f"{len(reports)} {'process' if len(reports) == 1 else 'processes'}")
     for name in ("function", "at", "output", "checked", "replays", "mismatches", "max abs", "max rel", "first bad"):
         table.add_column(name, overflow="fold", justify="left" if name in ("function", "at", "output") else "right")
     for row in rows:

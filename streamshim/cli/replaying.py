@@ -16,12 +16,11 @@ from .console import Console
 
 def replay_file(path: str, kernel: str | None, reference: str | None, device: str | None) -> int:
     """Print what is in a file, and what the functions give now; returns the exit status."""
-    import torch
-
     try:
         content = saved.load(path)
-        where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        outcomes = saved.again(content, _imported(kernel, "--kernel"), _imported(reference, "--reference"), where)
+        outcomes = saved.again(
+            content, _imported(kernel, "--kernel"), _imported(reference, "--reference"), _device(device)
+        )
     except ValidationError as error:
         raise click.ClickException(str(error)) from None
     console = Console()
@@ -35,12 +34,30 @@ def replay_file(path: str, kernel: str | None, reference: str | None, device: st
         else:
             console.row("agree", f"all of {outcome.elements} elements", "ok")
         console.row("errors", f"max abs {outcome.max_abs:.3g}, max rel {outcome.max_rel:.3g}")
-    if kernel is None and reference is None:
-        console.text(
-            f"\nOnly what was saved was compared. To call them again: --kernel {content['kernel']} "
-            f"--reference {content['reference']}"
-        )
+    if number and kernel is None and reference is None:
+        options = [f"--{side} {_to_import(content[side])}" for side in ("kernel", "reference")]
+        console.text(f"\nOnly what was saved was compared. To call them again: {' '.join(options)}")
     return 1 if any(outcome.bad for outcome in outcomes) else 0
+
+
+def _to_import(name: str) -> str:
+    """What to give for a function that had this name; its place is open where that cannot be imported."""
+    module, _, path = name.partition(":")
+    return "MODULE:NAME" if module == "__main__" or "<" in path else name
+
+
+def _device(name: str | None) -> str:
+    """Where to call functions, tried with a tensor."""
+    import torch
+
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=name)
+    except Exception as error:  # noqa: BLE001 - torch raises another type for each reason
+        why = str(error).partition("\n")[0]
+        raise click.BadParameter(f"{name!r} cannot be used: {why}", param_hint="--device") from None
+    return name
 
 
 def _imported(name: str | None, option: str) -> Any:
@@ -58,4 +75,6 @@ def _imported(name: str | None, option: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise click.BadParameter(f"{name!r} cannot be imported: {error}", param_hint=option) from None
+    if not callable(found):
+        raise click.BadParameter(f"{name!r} is a {type(found).__name__}, which cannot be called", param_hint=option)
     return found

@@ -187,7 +187,8 @@ _TORCH = (
         "torch: random numbers after a lost capture, or a generator that the capture does not know",
         "A generator is still set up for a capture.",
         "Most often an earlier capture in this process failed: see what else the log says.",
-        "Solve the first error; restart the process.", is_consequence=True,
+        "Solve the first error. Until then: restart the process; with streamshim installed, torch's default generator "
+        "is put right when a capture is lost.", is_consequence=True,
     ),
     _say(
         "torch-seed", r"Cannot call CUDAGeneratorImpl::\w+ during CUDA graph capture",
@@ -200,10 +201,10 @@ _TORCH = (
 _ENGINES = (
     _say(
         "sglang-capture", r"Capture cuda graph failed:", "SGLang: capturing failed",
-        "SGLang wraps whatever ended its capture in this text. Its four 'possible solutions' are about memory; only "
-        "the last one, no graphs, would also hide another cause.",
-        "The first error of the chain, some dozens of lines before.",
-        "Look at the first error that is listed here, not at this one.", is_consequence=True,
+        "SGLang wraps whatever ended its capture in this text. What follows the colon is only the last error. Its "
+        "'possible solutions' are about memory and torch.compile; the one without graphs would hide any other cause.",
+        "The first error of the chain, some dozens of lines before; or, if it is alone, what follows the colon.",
+        "Look at the first error in the log, not at this one.", is_consequence=True,
     ),
     _say(
         "vllm-late-capture", r"CUDA graph capturing detected at an inappropriate",
@@ -221,7 +222,7 @@ _ENGINES = (
         "vllm-core", r"Engine core initialization failed|EngineCore failed to start",
         "vLLM: the engine core did not start", "The process that runs the model has ended.",
         "The first error in that process's part of the log.",
-        "Look at the first error that is listed here, not at this one.", is_consequence=True,
+        "Look at the first error in the log, not at this one.", is_consequence=True,
     ),
 )  # fmt: skip
 

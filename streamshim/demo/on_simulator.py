@@ -42,8 +42,9 @@ class SimulatedMachine:
         graphs = PatchSet(capture.patches(Graph))
         try:
             graphs.apply()
-            # No other library is to be bound: a binder that is off for its own reasons is not part of this story.
-            with install(mode, only=()):
+            # No other library is to be bound: a binder that is off for its own reasons is not part of this story. Nor
+            # is the watch, since nothing here launches below Python: without CUPTI it would say that it is off.
+            with install(mode, only=(), watch=False):
                 yield
         finally:
             graphs.undo()

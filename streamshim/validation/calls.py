@@ -111,8 +111,10 @@ class Validated:
             How many there were.
 
         Raises:
-            ValidationError: inside a capture, as `streamshim.validation_report`.
+            ValidationError: inside a capture, as `streamshim.validation_report`; if it was made without ``keep``.
         """
+        if not self.settings.keep:
+            raise ValidationError(f"{self.name}: nothing is kept; ask for it: streamshim.validate(..., keep=10)")
         from .report import ensure_outside_captures
         from .saved import save
 
@@ -126,8 +128,9 @@ class Validated:
             value = place.get(args, kwargs)
             if not isinstance(value, torch.Tensor):
                 raise ValidationError(
-                    f"{self.name}: inplace names {place.name!r}, which was {described(value)} in this call; it must be "
-                    "a tensor"
+                    f"{self.name}: inplace names {place.name!r}, which "
+                    f"{f'was {described(value)} in' if place.is_in(args, kwargs) else 'was left out of'} this call; it "
+                    "must be a tensor"
                 )
             if place.position is not None and len(args) > place.position:
                 positional[place.position] = value.detach().clone()
@@ -143,7 +146,7 @@ class Validated:
         written = {place.get(args, kwargs).untyped_storage().data_ptr() for place in self.settings.inplace}
         watched = [
             (name, tensor, tensor._version)
-            for name, tensor in tensors((args, kwargs), "arguments")
+            for name, tensor in tensors(args, "args") + tensors(kwargs, "kwargs")
             if not tensor.is_inference() and tensor.untyped_storage().data_ptr() not in written
         ]
         try:
@@ -155,9 +158,8 @@ class Validated:
         for name, tensor, version in watched:
             if tensor._version != version:
                 raise ValidationError(
-                    f"{self.name}: the {side} writes to {name.removeprefix('arguments')} (positional arguments are "
-                    "[0], keyword arguments [1]), which `inplace` does not name. The other side would get, or has got, "
-                    "another input. Name it: streamshim.validate(..., inplace=(...))."
+                    f"{self.name}: the {side} writes to {name}, which `inplace` does not name. The other side "
+                    "would get, or has got, another input. Name it: streamshim.validate(..., inplace=(...))."
                 )
         return result
 
@@ -288,7 +290,8 @@ def validate(
             the caller's own, the other one a copy that is made before.
         sample: compare every so many calls. Eager calls between are not compared and cost nothing; of a captured call,
             every replay runs both and only the counting is left out.
-        on_mismatch: "record", "warn" or "raise": what happens when a report is read, outside captures.
+        on_mismatch: "record", "warn" or "raise": what happens when a report is read, by `streamshim.validation_report`
+            or every few seconds of eager calls, and at exit.
         keep: keep inputs and outputs of the first so many bad calls for each set of shapes and numbers, to be written
             to a file by `Validated.save_samples`.
         fake: called by torch.compile instead of the kernel, with tensors without values, for the shapes of its
@@ -309,6 +312,9 @@ def validate(
         if not callable(function):
             raise TypeError(f"{argument} is {function!r}; accepted: a callable")
     checks.check_bounds(rtol, atol)
+    checks.check_type("name", name, (str, type(None)))
+    checks.check_type("equal_nan", equal_nan, (bool,))
+    checks.check_type("equal_inf", equal_inf, (bool,))
     checks.check_choice("use", use, (KERNEL, REFERENCE))
     checks.check_choice("on_mismatch", on_mismatch, (RECORD, WARN, RAISE))
     checks.check_count("sample", sample, least=1)

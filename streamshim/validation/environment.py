@@ -47,13 +47,13 @@ def report_dir() -> Path | None:
     return Path(said) if said else None
 
 
-def report_seconds() -> float:
+def report_seconds(environ: Mapping[str, str] | None = None) -> float:
     """Eager calls read the counters at most once in so many seconds, where somebody wants to know what they say.
 
     Raises:
         ValueError: if ``STREAMSHIM_REPORT_SECONDS`` is no number, or negative.
     """
-    said = os.environ.get(REPORT_SECONDS) or str(SECONDS)
+    said = (os.environ if environ is None else environ).get(REPORT_SECONDS) or str(SECONDS)
     try:
         seconds = float(said)
     except ValueError:

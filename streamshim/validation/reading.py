@@ -80,7 +80,7 @@ class Row:
             f"{self.rtol:g})",
         ]
         if self.mismatches:
-            lines[1] += f", {self.bad_elements} bad elements"
+            lines[1] += f", {_times(self.bad_elements, 'bad element')}"
         lines += [f"    {place}" for place in self.bad[:SHOWN]]
         if len(self.bad) > SHOWN:
             lines.append(f"    and in {len(self.bad) - SHOWN} more places")
@@ -122,7 +122,7 @@ class FunctionReport:
         head = f"{self.name}: the {self.use}'s result is used"
         if self.sample > 1:
             head += f", one call in {self.sample} is compared ({self.skipped} eager calls were not)"
-        lines, place = [head if self.rows else f"{head}; not called yet"], None
+        lines, place = [head if self.rows else f"{head}; no call was compared yet"], None
         for row in self.rows:
             if (row.site, row.inputs) != place:
                 place = (row.site, row.inputs)

@@ -11,7 +11,6 @@ import socket
 import sys
 import time
 import warnings
-from pathlib import Path
 
 import torch
 
@@ -19,7 +18,7 @@ from .. import capture, fork
 from ..errors import ValidationError, ValidationMismatchError, ValidationMismatchWarning
 from . import calls, stats
 from .entries import Entry, Output
-from .environment import report_dir, report_seconds
+from .environment import REPORT_DIR, report_dir, report_seconds
 from .reading import FunctionReport, Mismatch, Row, ValidationReport
 from .settings import RAISE, RECORD
 from .stats import BAD_ELEMENTS, CHECKED, FIRST_INDEX, FIRST_RUN, MAX_ABS, MAX_REL, MISMATCHES, RUNS, Slot
@@ -44,7 +43,7 @@ def validation_report() -> ValidationReport:
 
     Raises:
         ValidationError: inside a CUDA graph capture, of this thread or a known one of another thread: reading waits,
-            which would break it. Nothing has been touched then.
+            which would break it. Nothing has been touched then. Also if the report cannot be written.
         ValidationMismatchError: if a function with ``on_mismatch="raise"`` was wrong, and that was not told before.
             It has the report.
 
@@ -203,12 +202,15 @@ def _write(report: ValidationReport) -> None:
     folder = report_dir()
     if folder is None:
         return
-    folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"validation-{report.process['host']}-{report.process['pid']}.json"
     # Another process may be merging the folder.
     unfinished = target.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(report.to_dict(), indent=1))
-    Path(unfinished).replace(target)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps(report.to_dict(), indent=1))
+        unfinished.replace(target)
+    except OSError as error:
+        raise ValidationError(f"{REPORT_DIR} is {str(folder)!r}, where no report can be written: {error}") from error
 
 
 @functools.cache
@@ -228,7 +230,7 @@ def _at_exit() -> None:
         report = read()
         _write(report)
         tell(report)
-    except ValidationMismatchError as error:
+    except (ValidationError, ValidationMismatchError) as error:
         # The exit status cannot be changed any more.
         sys.stderr.write(f"streamshim: {error}\n")
     except Exception:

@@ -93,7 +93,9 @@ def load(path: str | Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types for a file that is not its own
-        raise ValidationError(f"{path} is no file of save_samples(): {type(error).__name__}: {error}") from error
+        # Of torch's text only the beginning: the rest is advice for other files, to load them unsafely among it.
+        why = str(error).partition("\n")[0].partition(". ")[0]
+        raise ValidationError(f"{path} is no file of save_samples(): {type(error).__name__}: {why}") from error
     if not isinstance(content, dict) or "streamshim" not in content or "calls" not in content:
         raise ValidationError(f"{path} was written by torch.save, but not by save_samples()")
     return content

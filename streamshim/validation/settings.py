@@ -33,6 +33,10 @@ class Place:
     position: int | None
     keyword: str | None
 
+    def is_in(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the argument was given in a call."""
+        return (self.position is not None and len(args) > self.position) or self.keyword in kwargs
+
     def get(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The argument of a call; None if it was left out."""
         if self.position is not None and len(args) > self.position:
@@ -100,6 +104,13 @@ def check_bounds(rtol: Bound, atol: Bound) -> None:
                 raise ValueError(f"{argument} is {number!r}; it must not be negative")
 
 
+def check_type(argument: str, value: object, allowed: tuple[type, ...]) -> None:
+    """TypeError, with what is accepted, if the value is of another type."""
+    if not isinstance(value, allowed):
+        accepted = " or ".join("None" if kind is type(None) else f"a {kind.__name__}" for kind in allowed)
+        raise TypeError(f"{argument} is {value!r}; accepted: {accepted}")
+
+
 def check_choice(argument: str, value: str, allowed: tuple[str, ...]) -> None:
     """ValueError, with what is allowed, if the value is something else."""
     if value not in allowed:
@@ -118,26 +129,36 @@ def places(inplace: Iterable[str | int] | str | int, kernel: Callable[..., Any])
     """The arguments that ``inplace`` names.
 
     Raises:
-        ValueError: if the kernel's signature can be read and has no such parameter.
+        ValueError: if the kernel's signature can be read and has no such parameter, or one is named twice.
         TypeError: if something else than names and positions is given.
     """
-    wanted = [inplace] if isinstance(inplace, (str, int)) else list(inplace)
+    if not isinstance(inplace, (str, Iterable)):
+        inplace = (inplace,)
+    wanted = [inplace] if isinstance(inplace, str) else list(inplace)
     try:
         parameters = list(inspect.signature(kernel).parameters.values()) if wanted else []
     except (TypeError, ValueError):
         parameters = []  # a ctypes function, or another one of C: a name is a keyword then
     by_position = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     kinds = {p.kind for p in parameters}
-    found = []
+    found: list[Place] = []
     for key in wanted:
         if isinstance(key, bool) or not isinstance(key, (str, int)) or (isinstance(key, int) and key < 0):
             raise TypeError(f"inplace has {key!r}; accepted: names and positions (from 0) of arguments")
         if isinstance(key, int):
             keyword = by_position[key] if key < len(by_position) else None
+            if parameters and keyword is None and inspect.Parameter.VAR_POSITIONAL not in kinds:
+                listed = ", ".join(map(repr, by_position))
+                raise ValueError(
+                    f"inplace names position {key} (from 0); the kernel's positional parameters are {listed}"
+                )
             found.append(Place(keyword or f"argument {key}", key, keyword))
             continue
         named = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         if parameters and key not in named and inspect.Parameter.VAR_KEYWORD not in kinds:
             raise ValueError(f"inplace names {key!r}; the kernel's parameters are {', '.join(map(repr, named))}")
         found.append(Place(key, by_position.index(key) if key in by_position else None, key))
+    for place in found:
+        if found.count(place) > 1:
+            raise ValueError(f"inplace names {place.name!r} twice")
     return tuple(found)

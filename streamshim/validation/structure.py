@@ -107,6 +107,8 @@ def _unlike(actual: torch.Tensor, expected: torch.Tensor, name: str) -> str:
         return f"{name} differs in dtype"
     if actual.device != expected.device:
         return f"{name} is on different devices"
+    if actual.device.type == "meta":
+        return f"{name} is on the meta device, where there are no values"
     if any(tensor.layout is not torch.strided or tensor.is_quantized for tensor in (actual, expected)):
         return f"{name} is not a plain strided tensor"
     return ""

@@ -73,6 +73,8 @@ def test_the_text(installed, tmp_path, light):
         ({"STREAMSHIM": "1", "STREAMSHIM_DISABLE": "1"}, "STREAMSHIM_DISABLE=1"),
         ({"STREAMSHIM": "check", "STREAMSHIM_STRICT": "1"}, "ask for different modes"),
         ({"STREAMSHIM": "1", "STREAMSHIM_CTYPES": "nonsense"}, "STREAMSHIM_CTYPES"),
+        ({"STREAMSHIM_VALIDATE": "1"}, "STREAMSHIM_VALIDATE is '1'"),
+        ({"STREAMSHIM_REPORT_SECONDS": "soon"}, "STREAMSHIM_REPORT_SECONDS is 'soon'"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
@@ -80,6 +82,17 @@ def test_settings_that_would_not_work(doctor, variables, text):
     check = doctor(status=1, **variables)["settings"]
     assert check["state"] == "fail"
     assert text in check["text"] + check["hint"]
+
+
+def test_a_start_up_file_that_is_switched_off_is_not_missing(doctor):
+    check = doctor(STREAMSHIM="0")["start-up file"]
+    assert (check["state"], check["text"]) == ("ok", "in place, and switched off by STREAMSHIM=0")
+
+
+def test_a_variable_that_nothing_reads(doctor):
+    check = doctor(STREAMSHIM_MOD="strict")["settings"]
+    assert check["state"] == "warn"
+    assert check["hint"].startswith("Nothing reads STREAMSHIM_MOD; there are STREAMSHIM_MODE, ")
 
 
 def test_a_checkout_has_no_start_up_file(bare, doctor):

@@ -198,6 +198,12 @@ def test_warnings_that_are_errors_are_raised_at_the_launch(run_pytest):
     assert "rescued launch: kernel 'gate'" in said
 
 
+def test_pytest_does_not_warn_of_what_the_start_up_file_has_imported(run_pytest):
+    said = run_pytest({"test_it.py": "def test_nothing(): pass\n"}, "-W", "error", STREAMSHIM="strict")
+    assert "1 passed" in said
+    assert "warning" not in said
+
+
 def test_the_modes_of_tests_come_and_go(run_pytest):
     test = (
         "import pytest, streamshim\n"

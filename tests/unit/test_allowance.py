@@ -113,7 +113,15 @@ def test_a_wrong_what_names_what_is_allowed(what):
 def test_a_reason_is_required(reason):
     with pytest.raises(ValueError) as error:  # noqa: PT011 - the whole text is compared
         allow("launch", reason=reason)
-    assert str(error.value) == "reason is empty; say in a few words why this is right"
+    assert str(error.value) == f"reason is {reason!r}; say in a few words why this is right"
+
+
+def test_a_class_is_not_made_a_function():
+    with pytest.raises(TypeError, match="Layer is a class; decorate its methods"):
+
+        @allow("launch", reason="because")
+        class Layer:
+            pass
 
 
 def test_a_reason_cannot_be_left_out():

@@ -122,6 +122,10 @@ class TestStory:
         assert re.search(r"capture \d+ on stream 0x\w+ of cuda:0, begun at " + SITE, refusal["text"])
         assert "What to do:" in refusal["text"]
 
+    def test_nothing_is_logged(self, capsys: Capsys, caplog: pytest.LogCaptureFixture) -> None:
+        demo(capsys)
+        assert not caplog.records
+
     def test_text_marks_wrong_tokens_and_says_that_it_is_a_simulator(self, capsys: Capsys) -> None:
         status, out = demo(capsys)
         assert status == 0

@@ -207,6 +207,11 @@ def test_something_else(value):
         streamshim.audit(value)
 
 
+def test_a_class_of_graphs(captured):
+    with pytest.raises(TypeError, match=r"graph: got the class .*; accepted: a torch\.cuda\.CUDAGraph"):
+        streamshim.audit(type(captured))
+
+
 def test_a_fault_while_reading_does_not_keep_anybody_from_the_end_of_the_capture(captured, driver, caplog):
     driver.cuGraphGetNodes = lambda *args: 700
     graph = captured("strict")

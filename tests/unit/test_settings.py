@@ -64,6 +64,7 @@ def test_every_false_word_leaves_a_flag_unset(value):
         ({}, {"STREAMSHIM_DISABLE": "please"}, f"STREAMSHIM_DISABLE is 'please'; {NO_FLAG}"),
         ({"only": ["cute", "cupy"]}, {}, "only names 'cupy'; binders that exist: {binders}"),
         ({"only": "triton"}, {}, "only names 'triton'; binders that exist: {binders}"),
+        ({"only": 5}, {}, "only is 5; accepted: names of binders: {binders}"),
         ({"skip": ["b", "a"]}, {}, "skip names 'a', 'b'; binders that exist: {binders}"),
         (
             {},

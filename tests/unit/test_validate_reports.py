@@ -60,7 +60,7 @@ def test_a_report_is_json_also_with_infinite_errors():
 def test_a_report_of_nothing():
     assert "Nothing is validated in this process" in str(streamshim.validation_report())
     streamshim.validate(kernel, reference, name="verify")
-    assert str(streamshim.validation_report()) == "verify: the kernel's result is used; not called yet"
+    assert str(streamshim.validation_report()) == "verify: the kernel's result is used; no call was compared yet"
 
 
 PROGRAM = """
@@ -130,10 +130,26 @@ def test_a_folder_without_reports_and_a_file_that_is_none(tmp_path):
     assert "is no validation report" in invoke("report", str(tmp_path)).output
 
 
+def test_a_folder_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("STREAMSHIM_REPORT_DIR", str(tmp_path / "file"))
+    streamshim.validate(torch.exp, torch.exp)(torch.ones(2))
+    with pytest.raises(streamshim.ValidationError, match=r"STREAMSHIM_REPORT_DIR is '.*/file', where no report can be"):
+        streamshim.validation_report()
+
+
 def test_on_mismatch_raise_is_told_at_exit_too():
     program = PROGRAM.replace('name="verify"', 'name="verify", on_mismatch="raise"')
     done = subprocess.run([sys.executable, "-c", program, "5"], check=True, capture_output=True, text=True)
     assert "streamshim: A validated kernel does not agree with its reference: 'verify'" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_at_exit(tmp_path):
+    (tmp_path / "file").touch()
+    environ = {**os.environ, "STREAMSHIM_REPORT_DIR": str(tmp_path / "file")}
+    done = subprocess.run([sys.executable, "-c", PROGRAM, "5"], check=True, capture_output=True, text=True, env=environ)
+    assert "streamshim: STREAMSHIM_REPORT_DIR is" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_bad_calls_are_saved_and_made_again(tmp_path):
@@ -160,12 +176,32 @@ def test_bad_calls_are_saved_and_made_again(tmp_path):
 def test_replay_says_what_is_wrong(tmp_path):
     path = tmp_path / "bad.pt"
     path.write_text("nothing")
-    assert "is no file of save_samples()" in invoke("replay", str(path)).output
+    refused = invoke("replay", str(path)).output
+    assert "is no file of save_samples()" in refused
+    assert "weights_only" not in refused  # torch's advice would have the file run its code
     torch.save({"a": 1}, path)
     assert "not by save_samples()" in invoke("replay", str(path)).output
     run_bad_calls().save_samples(path)
     assert "'kernel' is not of the form MODULE:NAME" in invoke("replay", str(path), "--kernel", "kernel").output
     assert "cannot be imported" in invoke("replay", str(path), "--kernel", "no_such_module:f").output
+    assert "'os:sep' is a str, which cannot be called" in invoke("replay", str(path), "--kernel", "os:sep").output
+    assert "'abacus' cannot be used" in invoke("replay", str(path), "--device", "abacus").output
+
+
+def test_replay_names_no_function_that_cannot_be_imported(tmp_path):
+    verify = streamshim.validate(lambda x: x + 1, lambda x: x, keep=1)
+    path = str(tmp_path / "bad.pt")
+    verify.save_samples(path)
+    assert "To call them again" not in invoke("replay", path).output  # there are none
+    verify(torch.ones(2))
+    verify.save_samples(path)
+    assert "--kernel MODULE:NAME --reference MODULE:NAME" in " ".join(invoke("replay", path).output.split())
+
+
+def test_samples_of_a_function_that_keeps_none(tmp_path):
+    with pytest.raises(streamshim.ValidationError, match="verify: nothing is kept; ask for it"):
+        streamshim.validate(torch.exp, torch.exp, name="verify").save_samples(tmp_path / "bad.pt")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_argument_that_cannot_be_saved_is_named(tmp_path):

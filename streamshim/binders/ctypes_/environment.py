@@ -35,7 +35,7 @@ def patterns_from(environ: Mapping[str, str] | None = None) -> dict[str, dict[st
         known = patterns.setdefault(pattern, {})
         for item in functions.split(","):
             name, equals, stream = (piece.strip() for piece in item.partition("="))
-            if not name or not equals:
+            if not name or not equals or ":" in name:
                 raise _wrong(part, f"has {item.strip()!r}, which is not FUNCTION=STREAM")
             spec = spec_of(_stream(part, stream))
             if known.setdefault(name, spec) != spec:

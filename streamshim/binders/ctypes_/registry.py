@@ -91,7 +91,11 @@ def add_pattern(text: str, functions: Mapping[str, Spec]) -> None:
             known = _asked[text] = Pattern(text, dict(functions))
         else:
             if bool(known.specs) is not bool(functions):
-                raise ValueError(f"the pattern {text!r} is bound already, once with and once without a map")
+                was, now = ("with", "without") if known.specs else ("without", "with")
+                raise ValueError(
+                    f"the pattern {text!r} is bound already, {was} a map of functions, and now {now} one; call "
+                    "streamshim.unbind first"
+                )
             _refuse_conflict(f"the pattern {text!r}", known.specs, functions)
             if functions.keys() <= known.specs.keys():
                 return
