@@ -66,6 +66,9 @@ def _swap(swaps: Iterable[tuple[Function, Function]]) -> int:
             continue
         # Not by the module's own attribute access: lazy modules would be loaded by it.
         namespace = object.__getattribute__(module, "__dict__")
+        # Nearly every module holds none of them, which is told three times as fast without a loop of Python's.
+        if table.keys().isdisjoint(map(id, list(namespace.values()))):
+            continue
         for name, value in list(namespace.items()):
             found = table.get(id(value))
             # The module where somebody's wrapper is defined goes on calling its own.
