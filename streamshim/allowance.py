@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
@@ -71,6 +70,8 @@ class allow(ContextDecorator):
             TypeError: for a coroutine or generator function, whose call only makes an object that runs later, and for a
                 class, which would become a function.
         """
+        import inspect  # here, since `install` needs no more of this file than regions that are not open
+
         if isinstance(function, type):
             raise TypeError(f"{function.__qualname__} is a class; decorate its methods")
         later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from dataclasses import dataclass
 from types import FrameType
+from typing import NamedTuple
 
 #: Frames of these top-level packages are machinery between the user's line and the launch, never the culprit.
 MACHINERY = frozenset(
@@ -15,8 +15,7 @@ MACHINERY = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """A line of source: file, 1-based line number, and the function around it."""
 
     file: str

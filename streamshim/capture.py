@@ -12,8 +12,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import runtime
 from .callsite import Site, user_site
@@ -23,8 +22,7 @@ from .streams import describe as describe_handle
 logger = logging.getLogger("streamshim")
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """A capture that was opened from Python and has not been closed yet.
 
     Attributes:
@@ -44,13 +42,17 @@ class Window:
     site: Site
     thread: str
     error_mode: str
-    ident: int = field(default=0, compare=False)
-    handled: BaseException | None = field(default=None, compare=False, repr=False)
+    ident: int = 0
+    handled: BaseException | None = None
 
     def __str__(self) -> str:
         name = f"capture {self.id}" if self.id > 0 else "a capture"
         where = f"stream {describe_handle(self.stream)} of cuda:{self.device}"
         return f"{name} on {where}, begun at {self.site}, thread {self.thread}"
+
+    def __repr__(self) -> str:
+        # Not with what was handled, which may hold a tensor: to format one is to wait for it.
+        return f"<{self}>"
 
 
 _windows: dict[int, Window] = {}

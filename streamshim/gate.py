@@ -19,16 +19,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from . import allowance, capture, ledger, runtime
 from .callsite import Site, user_site
-from .errors import LaunchReport, RescuedLaunchWarning, WrongStreamError
+from .errors import RescuedLaunchWarning, WrongStreamError
 from .runtime import NOT_CAPTURING, CaptureState
 from .settings import Mode
 from .streams import LAST_DEFAULT, LEGACY, describe
+
+if TYPE_CHECKING:
+    from .findings import LaunchReport
 
 
 class Verdict(Enum):
@@ -42,7 +44,6 @@ class Verdict(Enum):
     REFUSE_UNBOUND = "it takes no stream and would escape the capture"
 
 
-@dataclass(frozen=True)
 class Launch:
     """What is launched, as far as it is the same for every call; made once per compiled kernel or bound function.
 
@@ -55,11 +56,19 @@ class Launch:
             then given the current stream's handle, and makes the call inside ``mover.calling()``.
     """
 
-    what: str
-    can_bind: bool = True
-    note: str = ""
-    remedy: tuple[str, ...] = ()
-    can_move: bool = False
+    def __init__(
+        self,
+        what: str,
+        can_bind: bool = True,
+        note: str = "",
+        remedy: tuple[str, ...] = (),
+        can_move: bool = False,
+    ) -> None:
+        self.what = what
+        self.can_bind = can_bind
+        self.note = note
+        self.remedy = remedy
+        self.can_move = can_move
 
 
 class Mover(Protocol):
@@ -272,6 +281,8 @@ def _report(
     argument: str,
     site: Site,
 ) -> LaunchReport:
+    from .findings import LaunchReport  # here, since only what is refused or rescued has a report
+
     said = f", argument {argument!r}" if argument else ""
     note = f"\n{launch.note}" if launch.note else ""
     state = " (not capturing)" if verdict in (Verdict.RESCUE, Verdict.REFUSE_ESCAPE) and given > LAST_DEFAULT else ""

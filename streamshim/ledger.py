@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .callsite import Site
 
@@ -11,8 +11,7 @@ from .callsite import Site
 KEPT = 1000
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """One thing that was noticed.
 
     Attributes:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 _MISSING: Any = object()
 
 
-@dataclass
 class Patch:
     """One attribute to be replaced.
 
@@ -23,14 +21,22 @@ class Patch:
         getter: the attribute is a ``property``, of which the getter is replaced.
     """
 
-    owner: Any
-    name: str
-    make: Callable[[Callable[..., Any]], Callable[..., Any]]
-    static: bool = False
-    getter: bool = False
-    _raw: Any = field(default=_MISSING, init=False, repr=False)
-    _ours: Any = field(default=None, init=False, repr=False)
-    _made_of: Any = field(default=_MISSING, init=False, repr=False)
+    def __init__(
+        self,
+        owner: Any,
+        name: str,
+        make: Callable[[Callable[..., Any]], Callable[..., Any]],
+        static: bool = False,
+        getter: bool = False,
+    ) -> None:
+        self.owner = owner
+        self.name = name
+        self.make = make
+        self.static = static
+        self.getter = getter
+        self._raw = _MISSING
+        self._ours: Any = None
+        self._made_of = _MISSING
 
     @property
     def target(self) -> str:

@@ -16,7 +16,8 @@ from types import MappingProxyType, ModuleType, NoneType
 from typing import Any
 
 from .. import gate
-from ..errors import LaunchReport, WrongStreamError
+from ..errors import WrongStreamError
+from ..findings import LaunchReport
 from ..gate import Launch
 from ..patching import Patch
 from ..settings import Mode

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import LaunchReport, WrongStreamError
+from ..errors import WrongStreamError
+from ..findings import LaunchReport
 from .machine import Kernel, Layer, Machine, Step
 from .model import TOKENS
 

@@ -8,7 +8,8 @@ import traceback
 from .. import ledger
 from ..callsite import Site, is_in_traceback, site_of_traceback
 from ..capture import Window
-from ..errors import CaptureInvalidatedError, LostCaptureReport
+from ..errors import CaptureInvalidatedError
+from ..findings import LostCaptureReport
 from . import forks
 from .codes import code_of
 

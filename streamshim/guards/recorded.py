@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ..callsite import Site, user_site
-from ..errors import Missing
+from ..findings import Missing
 from ..runtime.graphs import Node, demangled
 
 #: How many different kernels are counted in all captures that are open.

@@ -21,7 +21,8 @@ from .. import allowance, capture, gate, ledger, runtime
 from ..callsite import UNKNOWN as NO_LINE
 from ..callsite import Site, user_site
 from ..capture import Window, windows
-from ..errors import HostSyncError, SyncReport
+from ..errors import HostSyncError
+from ..findings import SyncReport
 from ..streams import LEGACY
 from .codes import code_of
 from .sync_table import WAIT, Kind, Operation

@@ -19,15 +19,8 @@ from typing import Any, Protocol
 from .. import allowance, capture, fork, gate, ledger, runtime
 from ..callsite import user_site
 from ..capture import Window
-from ..errors import (
-    Escape,
-    EscapedLaunchWarning,
-    EscapeReport,
-    MissingFromGraphError,
-    MissingReport,
-    StreamShimError,
-    WrongStreamError,
-)
+from ..errors import EscapedLaunchWarning, MissingFromGraphError, StreamShimError, WrongStreamError
+from ..findings import Escape, EscapeReport, MissingReport
 from ..runtime.driver_calls import LAUNCHES, NAMES, Call, has_size, known, stream_address, stream_of
 from ..runtime.graphs import Node
 from ..settings import Mode

@@ -9,14 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..errors import NoCudaError
 
 
-@dataclass(frozen=True)
-class CaptureState:
+class CaptureState(NamedTuple):
     """What the driver says of a stream: whether it captures, and which capture it belongs to.
 
     Attributes:

@@ -56,7 +56,7 @@ def test_a_window_is_open_from_begin_to_end(graph_class, at_root):
     assert graph.capture_begin() == "begun"
     line = test_a_window_is_open_from_begin_to_end.__code__.co_firstlineno + 3
     site = Site("tests/unit/test_capture.py", line, "test_a_window_is_open_from_begin_to_end")
-    assert open_windows() == [Window(7, STREAM, 1, site, "MainThread", "global")]
+    assert open_windows() == [Window(7, STREAM, 1, site, "MainThread", "global", threading.get_ident())]
     assert graph.capture_end() == "ended"
     assert open_windows() == []
 
@@ -336,6 +336,19 @@ def test_a_capture_in_words(id_, text):
 def test_a_window_cannot_be_changed():
     with pytest.raises(AttributeError):
         Window(7, STREAM, 1, Site("f.py", 1, "f"), "worker", "global").id = 8
+
+
+def test_what_was_handled_is_not_formatted_with_a_window():
+    """It may hold a tensor, which would be waited for."""
+
+    class Tensor:
+        def __repr__(self):
+            pytest.fail("formatted")
+
+    site = Site("f.py", 1, "f")
+    window = Window(7, STREAM, 1, site, "worker", "global", handled=ValueError(Tensor()))
+    assert "capture 7" in repr(window)
+    assert "capture 7" in f"{window}"
 
 
 def test_a_guard_that_fails_does_not_keep_the_user_from_the_end_of_the_capture(graph_class, cuda, caplog):

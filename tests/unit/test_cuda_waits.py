@@ -17,7 +17,7 @@ import streamshim
 from streamshim import HostSyncError, WrongStreamError, capture
 from streamshim.binders.cuda_functions import ALLOCATING, AT_ONCE, BEGINS, ENDS, TABLES, WAITING, WAITS
 from streamshim.callsite import Site
-from streamshim.errors import Escape, EscapeReport
+from streamshim.findings import Escape, EscapeReport
 from streamshim.runtime import CaptureState
 from streamshim.streams import PER_THREAD
 

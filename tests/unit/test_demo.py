@@ -196,7 +196,7 @@ class TestVerdict:
 
 def _report() -> Any:
     from streamshim.callsite import UNKNOWN
-    from streamshim.errors import LaunchReport
+    from streamshim.findings import LaunchReport
 
     return LaunchReport("Refused.", "kernel", UNKNOWN, "a", "b", "c", "strict", "why", ())
 

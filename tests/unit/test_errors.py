@@ -15,13 +15,8 @@ import pytest
 
 from streamshim import capture, errors, gate
 from streamshim.callsite import Site
-from streamshim.errors import (
-    LaunchReport,
-    RescuedLaunchWarning,
-    StreamShimError,
-    StreamShimWarning,
-    WrongStreamError,
-)
+from streamshim.errors import RescuedLaunchWarning, StreamShimError, StreamShimWarning, WrongStreamError
+from streamshim.findings import LaunchReport
 from streamshim.gate import Launch, resolve
 from streamshim.runtime import CaptureState
 from streamshim.settings import Mode

@@ -12,7 +12,7 @@ from streamshim.callsite import Site
 from streamshim.cli import main
 from streamshim.cli.explain import find
 from streamshim.cli.wordings import WORDINGS
-from streamshim.errors import LaunchReport, LostCaptureReport, SyncReport
+from streamshim.findings import LaunchReport, LostCaptureReport, SyncReport
 from streamshim.gate import _HEADLINE, Verdict
 from streamshim.guards.codes import CODES
 

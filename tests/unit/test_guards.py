@@ -13,7 +13,8 @@ import streamshim
 from streamshim import capture, ledger
 from streamshim.callsite import Site
 from streamshim.capture import Window
-from streamshim.errors import HostSyncError, LostCaptureReport
+from streamshim.errors import HostSyncError
+from streamshim.findings import LostCaptureReport
 from streamshim.guards import codes, forks, lost, refusals, sync_mode, syncs
 from streamshim.guards.sync_table import EVENT_METHODS, METHODS
 from streamshim.patching import PatchSet

@@ -12,7 +12,8 @@ import pytest
 import streamshim
 from streamshim import capture, gate, ledger, runtime
 from streamshim.callsite import Site
-from streamshim.errors import HostSyncError, NoCudaError, SyncReport
+from streamshim.errors import HostSyncError, NoCudaError
+from streamshim.findings import SyncReport
 from streamshim.guards import syncs
 from streamshim.guards.sync_table import (
     EVENT_METHODS,

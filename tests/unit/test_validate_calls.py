@@ -12,7 +12,8 @@ import torch
 
 import streamshim
 from streamshim.callsite import Site
-from streamshim.errors import HostSyncError, SyncReport
+from streamshim.errors import HostSyncError
+from streamshim.findings import SyncReport
 from streamshim.validation import calls, report, stats
 
 
