@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from streamshim import gate, runtime
-from streamshim.binders.ctypes_ import devices, registry
+from streamshim.binders.ctypes_ import devices, in_place, registry
 from streamshim.runtime import NOT_CAPTURING, CaptureState
 
 STREAM, OTHER, THIRD = 0x7F5512345678, 0x7F5587654321, 0x7F55AAAAAAAA
@@ -124,7 +124,7 @@ def forget_everything() -> None:
     for library in list(registry._libraries.values()):
         library.asked.clear()
         library.matched.clear()
-        library.update(registry.applied)
+        library.update(in_place.applied)
     for key, pointer in list(registry._pointers.items()):
         registry._drop_pointer(key, pointer)
     registry._libraries.clear()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any
 
 from ...patching import Patch
-from . import registry
+from . import in_place
+
+#: The setting that names patterns; `environment` reads it.
+VARIABLE = "STREAMSHIM_CTYPES"
 
 
 class CtypesBinder:
@@ -33,22 +38,43 @@ class CtypesBinder:
         return [Patch(module.CDLL, "__init__", _load_and_look)]
 
     def applied(self, module: ModuleType) -> None:
-        """Bind what was named before."""
-        registry.apply()
+        """Bind what was named before, and what the environment names."""
+        # First, so that a thread that has just begun to import the registry finds it, or is found below.
+        in_place.applied = True
+        if _is_used() or os.environ.get(VARIABLE):
+            from . import registry
+
+            registry.apply()
 
     def removed(self) -> None:
         """Put libraries and function pointers back as they were; what was named is remembered."""
-        registry.withdraw()
+        in_place.applied = False
+        if _is_used():
+            from . import registry
+
+            registry.withdraw()
 
     def notes(self) -> list[str]:
         """What is bound, and what could not be."""
+        if not _is_used():
+            return []
+        from . import registry
+
         return registry.notes()
+
+
+def _is_used() -> bool:
+    """Whether anything was ever named in this process: the registry is imported only then, by whoever does."""
+    return f"{__name__}.registry" in sys.modules
 
 
 def _load_and_look(original: Callable[..., Any]) -> Callable[..., Any]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        registry.loaded(self)
+        if in_place.patterns:
+            from . import registry  # loaded already, since it is what makes patterns
+
+            registry.loaded(self)
 
     return __init__
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from . import VARIABLE
 from .specs import SYNCS, Spec, Syncs, spec_of
 
-VARIABLE = "STREAMSHIM_CTYPES"
 SYNTAX = (
     "PATTERN:FUNCTION=STREAM[,FUNCTION=STREAM...][;PATTERN:...], where PATTERN is a file name with wildcards and "
     "STREAM the index of the stream argument, none, or syncs for a function that waits; for instance "

@@ -15,9 +15,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ... import fork
-from . import tables
+from . import VARIABLE, in_place, tables
 from .entries import Library, Pattern, Pointer
-from .environment import VARIABLE, patterns_from
+from .environment import patterns_from
 from .labels import has, label_of, label_of_function
 from .specs import Spec
 
@@ -25,14 +25,10 @@ logger = logging.getLogger("streamshim")
 
 
 _lock = fork.Lock()
-#: Whether the binder is in place.
-applied = False
 _libraries: dict[int, Library] = {}
 _pointers: dict[int, Pointer] = {}
 _asked: dict[str, Pattern] = {}
 _from_environment: dict[str, Pattern] = {}
-#: All patterns in force; read without the lock whenever ctypes loads a library.
-_patterns: tuple[Pattern, ...] = ()
 
 
 def add_library(library: Any, functions: Mapping[str, Spec]) -> None:
@@ -53,7 +49,7 @@ def add_library(library: Any, functions: Mapping[str, Spec]) -> None:
         _libraries[id(library)] = entry
         for key, pointer in single:
             _drop_pointer(key, pointer)
-        entry.update(applied)
+        entry.update(in_place.applied)
 
 
 def add_pointer(function: Any, spec: Spec) -> None:
@@ -76,7 +72,7 @@ def add_pointer(function: Any, spec: Spec) -> None:
         if known is None:
             known = _pointers[id(function)] = Pointer(_forgetting(function, _pointers), label, spec)
         known.spec = spec
-        known.update(applied)
+        known.update(in_place.applied)
 
 
 def add_pattern(text: str, functions: Mapping[str, Spec]) -> None:
@@ -137,37 +133,31 @@ def remove_pattern(text: str) -> None:
 
 
 def apply() -> None:
-    """Put everything in place, and read the environment."""
-    global applied
+    """Put everything in place, and read the environment; once `in_place.applied` is true."""
     with _lock:
-        applied = True
         _from_environment.clear()
         _from_environment.update({text: Pattern(text, specs) for text, specs in patterns_from().items()})
         for pointer in list(_pointers.values()):
-            pointer.update(applied)
+            pointer.update(in_place.applied)
         _match_again()
 
 
 def withdraw() -> None:
-    """Take everything away; what was bound is remembered, but for the environment."""
-    global applied
+    """Take everything away, once that is false; what was bound is remembered, but for the environment."""
     with _lock:
-        applied = False
         _from_environment.clear()
         for pointer in list(_pointers.values()):
-            pointer.update(applied)
+            pointer.update(in_place.applied)
         _match_again()
 
 
 def loaded(library: Any) -> None:
     """Bind a library that ctypes has just loaded, if it matches a pattern. Never raises: this is the user's load."""
-    if not _patterns:
-        return
     try:
         with _lock:
             entry = _match(library)
             if entry is not None:
-                entry.update(applied)
+                entry.update(in_place.applied)
     except Exception:
         logger.exception("streamshim: could not bind %s", label_of(library))
 
@@ -180,13 +170,13 @@ def notes() -> list[str]:
             names = sorted(library.specs) if library.ref() is not None else []
             if names:
                 shown = ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:8])} and {len(names) - 8} more"
-                said.append(f"{library.label}: {shown}{'' if applied else ' (once installed)'}")
+                said.append(f"{library.label}: {shown}{'' if in_place.applied else ' (once installed)'}")
             if library.hook is not None and library.hook.is_wrapped:
                 said.append(f"{library.label}: its functions' __call__ was replaced or wrapped by someone else")
         for pointer in list(_pointers.values()):
             if pointer.ref() is not None and pointer.spec is not None:
-                said.append(f"function pointer {pointer.label}{'' if applied else ' (once installed)'}")
-        for pattern in _patterns or _asked.values():
+                said.append(f"function pointer {pointer.label}{'' if in_place.applied else ' (once installed)'}")
+        for pattern in in_place.patterns or _asked.values():
             if not pattern.matches:
                 said.append(f"pattern {pattern.text!r}: no library loaded through ctypes matches so far")
             said += pattern.remarks
@@ -195,27 +185,26 @@ def notes() -> list[str]:
 
 def _match_again() -> None:
     """Find the libraries of all patterns anew; a cold walk over everything that Python's collector knows."""
-    global _patterns
-    _patterns = (*_asked.values(), *_from_environment.values()) if applied else ()
+    in_place.patterns = (*_asked.values(), *_from_environment.values()) if in_place.applied else ()
     for entry in list(_libraries.values()):
         entry.matched.clear()
     for pattern in (*_asked.values(), *_from_environment.values()):
         pattern.matches = 0
         pattern.remarks.clear()
-    if _patterns:
+    if in_place.patterns:
         # Not isinstance, which asks proxies for their class and so may import or create what they stand for.
         for found in [o for o in gc.get_objects() if issubclass(type(o), ctypes.CDLL)]:
             if "_FuncPtr" in vars(found):
                 _match(found)
     for entry in list(_libraries.values()):
-        entry.update(applied)
+        entry.update(in_place.applied)
     _tidy()
 
 
 def _match(library: Any) -> Library | None:
     """Note what the patterns say about a library; None if they say nothing."""
     file, entry = label_of(library), _libraries.get(id(library))
-    for pattern in _patterns:
+    for pattern in in_place.patterns:
         if not fnmatchcase(file, pattern.text):
             continue
         pattern.matches += 1
@@ -267,7 +256,7 @@ def _single(kind: type, functions: Mapping[str, Spec], label: str) -> list[tuple
 
 def _drop_pointer(key: int, pointer: Pointer) -> None:
     pointer.spec = None
-    pointer.update(applied)
+    pointer.update(in_place.applied)
     if pointer.hook is None:
         _pointers.pop(key, None)
 
