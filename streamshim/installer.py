@@ -10,28 +10,18 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from . import allowance, binders, capture, fork, gate, imports, ledger, runtime
+from . import allowance, binders, capture, fork, gate, guards, imports, ledger, runtime
 from ._version import __version__
 from .errors import AlreadyInstalledError, BinderError
-from .guards import blocks, forks, libraries, lost, profiler, refusals, sync_mode, torch_calls
-from .guards.redirect import Redirect
-from .guards.watch import Source, Watch
 from .patching import Patch
-from .runtime.null_launch import self_test
 from .settings import BINDERS, Mode, Settings
 from .state import State
 
 if TYPE_CHECKING:
+    from .guards.watch import Watch
     from .report import Status
 
 logger = logging.getLogger("streamshim")
-
-_TORCH_GRAPHS = "torch.cuda.graphs"
-_TORCH_CUDA = "torch.cuda"
-_TORCH_PROFILER = "torch.autograd.profiler"
-_CAPTURES = "torch captures"
-_WAITS = "torch waits"
-_PROFILER = "torch profiler"
 
 _lock = fork.Lock()
 _active: State | None = None
@@ -154,21 +144,9 @@ def _install(settings: Settings, by: str = "") -> Installation:
     gate.set_mode(settings.mode)
     capture.enabled = True
     capture.before_begin[:] = [_insist]
-    capture.guards[:] = [sync_mode.SyncMode(), forks.Forks(), torch_calls.HostSyncs(), refusals.Refusals()]
-    if settings.mode in (Mode.STRICT, Mode.CHECK):
-        capture.readers[:] = [_read_graph]
-    state.redirect = Redirect(self_test, settings.redirect) if settings.mode is not Mode.CHECK else None
-    state.watch = gate.mover = Watch(_cupti, state.watches, state.redirect, compares=bool(capture.readers))
-    capture.guards.append(state.watch)
-    capture.judges[:] = [state.watch.judge]
-    capture.explain = lost.explained
-    capture.after_loss[:] = [_settle_generators]
-    allowance.on_change["sync"] = sync_mode.on_allow
-    imports.when_imported(_TORCH_GRAPHS, _bind_torch)
-    imports.when_imported(_TORCH_CUDA, _bind_waits)
-    imports.when_imported(_TORCH_PROFILER, _bind_profiler)
-    for module in libraries.CALLS:
-        imports.when_imported(module, _bind_library)
+    allowance.on_change["sync"] = _on_allow
+    for module in guards.MODULES:
+        imports.when_imported(module, _guard)
     for module in _modules(settings):
         imports.when_imported(module, _bind)
     if state.problems and (settings.mode is Mode.STRICT or settings.only is not None):
@@ -192,21 +170,17 @@ def uninstall() -> None:
             state.undo(name)
         for name in state.applied:
             binders.load(name).removed()
-        libraries.removed()
         gate.set_mode(Mode.OFF)
         capture.enabled = False
         capture.forget_windows()
         capture.before_begin.clear()
-        capture.guards.clear()
         if state.watch is not None:
-            state.watch.end()
-        capture.judges.clear()
-        gate.mover, gate.needs_mover = None, False
-        capture.readers.clear()
-        capture.explain = None
-        capture.after_loss.clear()
+            from .guards import arming
+
+            arming.disarm(state.watch)
+        gate.needs_mover = False
         allowance.on_change.clear()
-        for module in (_TORCH_GRAPHS, _TORCH_CUDA, _TORCH_PROFILER, *libraries.CALLS, *_modules(state.settings)):
+        for module in (*guards.MODULES, *_modules(state.settings)):
             imports.forget(module)
 
 
@@ -258,29 +232,6 @@ def _modules(settings: Settings) -> list[str]:
     return list(dict.fromkeys(module for name in _wanted(settings) for module in binders.MODULES[name]))
 
 
-def _read_graph(graph: object, window: capture.Window) -> None:
-    """What reads the graph of each capture; made at the first one."""
-    from .graph_audit import read
-
-    found, state = read(graph, window), _active
-    if found is not None and state is not None and state.watch is not None:
-        state.watch.compare(window, found.nodes)
-
-
-def _settle_generators(device: int) -> None:
-    """After a capture that was lost."""
-    from .runtime.generators import settle
-
-    settle(device)
-
-
-def _cupti() -> Source:
-    """What the watch is told by; looked for at the first capture, when torch has mapped the library."""
-    from .runtime import cupti
-
-    return cupti.found()
-
-
 def _bind(module: ModuleType) -> None:
     with _lock:
         state = _active
@@ -293,41 +244,49 @@ def _bind(module: ModuleType) -> None:
 
 
 def _patches(name: str, module: ModuleType) -> list[Patch]:
+    if module.__name__.startswith("cuda."):
+        _arm()  # cuda-python captures without torch, too
     return binders.load(name).patches(module)
 
 
-def _bind_torch(module: ModuleType) -> None:
+def _guard(module: ModuleType) -> None:
     with _lock:
+        name = guards.MODULES[module.__name__]
         if _active is not None:
-            block = getattr(module, "graph", None)
-            _active.apply(_CAPTURES, lambda: [*capture.patches(module.CUDAGraph), *blocks.patches(block)])
-
-
-def _bind_waits(module: ModuleType) -> None:
-    with _lock:
-        if _active is not None:
-            _active.apply(_WAITS, lambda: [*torch_calls.patches(module), *forks.patches(module)])
-
-
-def _bind_profiler(module: ModuleType) -> None:
-    with _lock:
-        if _active is not None and _active.watch is not None:
-            watch = _active.watch
-            _active.apply(_PROFILER, lambda: profiler.patches(getattr(module, "profile", None), watch.give_way))
-
-
-def _bind_library(module: ModuleType) -> None:
-    with _lock:
-        if _active is not None:
-            name = f"{module.__name__} waits"
-            _active.apply(name, lambda: libraries.patches(module))
+            _active.apply(name, functools.partial(_guarding_patches, module))
             if name not in _active.problems:
-                libraries.applied(module)
+                from .guards import arming
+
+                arming.applied(module)
+
+
+def _guarding_patches(module: ModuleType) -> list[Patch]:
+    # Loaded by `State.apply`, so that strict mode tells of what cannot be loaded.
+    from .guards import arming
+
+    return arming.patches(module, _arm())
+
+
+def _arm() -> Watch | None:
+    """Before the first capture can begin: load the guards and put them in place. Returns the watch among them."""
+    from .guards import arming
+
+    with _lock:
+        return arming.arm(_active) if _active is not None else None
+
+
+def _on_allow(entered: bool) -> None:
+    """For ``allow("sync")`` regions, which may have been entered before the guards were loaded."""
+    from .guards import sync_mode
+
+    sync_mode.on_allow(entered)
 
 
 def _insist() -> None:
     """Before a capture begins: bind what is complete by now; in strict mode, refuse to begin without a binder."""
     imports.settle()
+    if _active is not None and _active.watch is None:
+        _arm()  # this is no capture of torch's own, but of a model of it
     if _active is not None and _active.problems and _active.settings.mode is Mode.STRICT:
         raise BinderError(_active.problems_text)
     if _active is not None and _active.redirect is not None and _active.moves():

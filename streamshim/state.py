@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from . import gate
-from .guards.redirect import Redirect
-from .guards.watch import Watch
 from .patching import Patch, PatchSet
 from .settings import BINDERS, Settings
+
+if TYPE_CHECKING:
+    from .guards.redirect import Redirect
+    from .guards.watch import Watch
 
 logger = logging.getLogger("streamshim")
 
@@ -26,8 +29,8 @@ class State:
         sets: binder or guard -> its patches.
         problems: binder or guard -> why it is off.
         applied: the binders that have been told that they are in place.
-        watch: what sees launches below Python.
-        redirect: what moves them.
+        watch: what sees launches below Python; None until something is imported that can capture.
+        redirect: what moves them; None in check mode, and until then.
     """
 
     def __init__(self, settings: Settings, by: str, shadowed: list[str]) -> None:

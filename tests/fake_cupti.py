@@ -131,3 +131,11 @@ def escapes(watched, body, mode="strict"):
     with pytest.raises(WrongStreamError) as error:
         watched(body, mode)
     return error.value.report.escapes
+
+
+def installed_watch():
+    """The watch of what is installed now, which is made before the first capture at the latest."""
+    for check in capture.before_begin:
+        check()
+    (guard,) = [guard for guard in capture.guards if isinstance(guard, watch.Watch)]
+    return guard

@@ -176,7 +176,7 @@ def deaf_driver(monkeypatch):
 def test_a_launch_that_was_moved_in_vain_is_missing_from_the_graph(path, mode, deaf_driver, monkeypatch):  # noqa: F811
     library = load(path)
     # The self-test would find out.
-    monkeypatch.setattr("streamshim.installer.self_test", lambda: None)
+    monkeypatch.setattr("streamshim.guards.arming.self_test", lambda: None)
     with streamshim.install(mode, redirect=True):
         if mode == "bind":
             # Whose graphs are not read.

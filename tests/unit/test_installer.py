@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
@@ -393,6 +394,21 @@ class TestNothing:
         assert is_bound_once(library)
 
 
+#: What `install` loads of ours in a process that has imported no library; the guards and binders come with theirs.
+OURS = [
+    "_version", "allowance", "binders", "binders.ctypes_", "binders.ctypes_.in_place", "boot", "callsite", "capture",
+    "errors", "fork", "gate", "guards", "imports", "installer", "ledger", "patching", "runtime", "settings", "state",
+    "streams",
+]  # fmt: skip
+#: Modules of Python's own that take a millisecond or more to import, or to make use of.
+HEAVY = [
+    "argparse", "ast", "asyncio", "concurrent.futures", "ctypes", "dataclasses", "datetime", "email", "enum",
+    "importlib.metadata", "importlib.resources", "inspect", "json", "logging", "multiprocessing", "pathlib", "platform",
+    "random", "re", "shutil", "socket", "ssl", "subprocess", "tempfile", "typing", "unittest", "urllib.parse", "uuid",
+    "zipfile",
+]  # fmt: skip
+
+
 class TestFootprint:
     """What install() does to a process besides."""
 
@@ -409,17 +425,90 @@ print(light, heavy, threading.active_count())
         assert run_python(code) == "['streamshim', 'streamshim._version'] [] 1\n"
 
     def test_what_is_not_needed_yet_is_not_imported(self, run_python):
-        """A process that calls install() and imports no library is to notice as little of it as it can."""
+        """A process that calls install() and imports no library is to notice as little of it as it can.
+
+        wrapt, which brings asyncio and importlib.metadata, is stood in for: what is counted is what we import.
+        """
         code = """
-import sys
+import sys, types
+sys.modules["wrapt"] = types.SimpleNamespace(register_post_import_hook=lambda hook, name: None)
 before = set(sys.modules)
 import streamshim
 streamshim.install()
-late = {"platform", "streamshim.report", "streamshim.graph_audit", "click", "rich"}
-binders = {name for name in sys.modules if name.startswith(("streamshim.binders.cu", "streamshim.binders.tvm"))}
-print(sorted((late | binders) & (set(sys.modules) - before)))
+streamshim.uninstall()
+new = set(sys.modules) - before
+ours = sorted(name.removeprefix("streamshim.") for name in new if name.startswith("streamshim."))
+print([ours, sorted(new & set(HEAVY))])
 """
-        assert run_python(code) == "[]\n"
+        ours, heavy = ast.literal_eval(run_python(f"HEAVY = {HEAVY}\n{code}"))
+        assert ours == OURS
+        assert heavy == ["ctypes", "enum", "logging", "re", "typing"]
+
+    @pytest.mark.parametrize("name", ["torch.cuda", "cupy", "cuda.bindings.driver", "cuda.bindings.runtime"])
+    def test_the_guards_come_with_what_can_capture(self, run_python, tmp_path, name):
+        folder = tmp_path
+        for part in name.split("."):
+            folder /= part
+            folder.mkdir()
+            (folder / "__init__.py").touch()
+        code = f"""
+import sys, streamshim
+from streamshim import capture
+streamshim.install()
+print(capture.guards, "streamshim.guards.watch" in sys.modules)
+import {name}
+print([type(guard).__name__ for guard in capture.guards], capture.explain is None)
+streamshim.uninstall()
+print(capture.guards, capture.explain)
+"""
+        armed = "['SyncMode', 'Forks', 'HostSyncs', 'Refusals', 'Watch'] False"
+        assert run_python(code) == f"[] False\n{armed}\n[] None\n"
+
+    def test_the_guards_are_there_before_the_first_capture(self, run_python):
+        """Whatever captures: a model of torch is not imported under its name."""
+        code = """
+import streamshim
+from streamshim import capture
+for mode in ("bind", "strict"):
+    with streamshim.install(mode):
+        (check,) = capture.before_begin
+        check()
+        first = list(capture.guards)
+        check()
+        print(len(first), first == capture.guards, len(capture.readers))
+"""
+        assert run_python(code) == "5 True 0\n5 True 1\n"
+
+    def test_guards_that_cannot_be_loaded_are_a_problem(self, run_python, tmp_path):
+        (tmp_path / "torch" / "cuda").mkdir(parents=True)
+        for name in ("__init__", "cuda/__init__"):
+            (tmp_path / "torch" / f"{name}.py").touch()
+        (tmp_path / "torch" / "cuda" / "graphs.py").write_text("class CUDAGraph: pass")
+        code = """
+import sys, streamshim
+sys.modules["streamshim.guards.watch"] = None
+import torch.cuda.graphs
+for mode in ("bind", "strict"):
+    try:
+        print(streamshim.install(mode).status().guards_off.partition(":")[0])
+    except streamshim.BinderError as error:
+        print("torch captures" in str(error), streamshim.status().installed)
+    streamshim.uninstall()
+"""
+        assert run_python(code) == "torch captures\nTrue False\n"
+
+    def test_a_region_that_was_entered_before_is_known_to_the_guards(self, run_python):
+        code = """
+import streamshim
+from streamshim import capture
+streamshim.install()
+with streamshim.allow("sync", reason="a test"):
+    capture.before_begin[0]()
+    from streamshim.guards import sync_mode
+    print(sync_mode._paused)
+print(sync_mode._paused)
+"""
+        assert run_python(code) == "1\n0\n"
 
     def test_status_looks_and_does_not_import(self, run_python, tmp_path):
         """Whoever asks what is bound must not change the answer (tvm_ffi imports torch, which takes seconds)."""

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import streamshim
-from streamshim import HostSyncError
+from streamshim import HostSyncError, guards
 from streamshim.guards import libraries
 from streamshim.guards.libraries import CALLS
 from streamshim.runtime import CaptureState
@@ -206,6 +206,11 @@ def test_numba_of_old_keeps_its_handles_in_ctypes_objects():
     assert libraries._numba_stream(SimpleNamespace(handle=ctypes.c_void_p(STREAM))) == STREAM
     assert libraries._numba_stream(SimpleNamespace(handle=ctypes.c_void_p(0))) == 0
     assert libraries._numba_stream(SimpleNamespace(handle=STREAM)) == STREAM
+
+
+def test_the_modules_that_are_waited_for_are_those_with_calls():
+    """The names are apart from the calls, which are loaded with the first of these libraries."""
+    assert tuple(CALLS) == guards.LIBRARIES
 
 
 @pytest.mark.parametrize("name", ["triton.runtime.autotuner", "torch._inductor.runtime.triton_heuristics"])

@@ -18,12 +18,13 @@ from fake_cupti import (
     OUTSIDE,
     STREAM,
     escapes,
+    installed_watch,
 )
 
 import streamshim
 from streamshim import EscapedLaunchWarning, capture, gate, ledger
 from streamshim.callsite import UNKNOWN, Site
-from streamshim.errors import Escape, EscapeReport
+from streamshim.findings import Escape, EscapeReport
 from streamshim.guards import watch
 from streamshim.runtime import CaptureState
 from streamshim.runtime.cupti import CallbackData, CuptiError
@@ -259,7 +260,7 @@ def test_when_it_is_on(mode, watch_argument, variable, expected, monkeypatch, cu
         monkeypatch.setenv("STREAMSHIM_WATCH", variable)
     monkeypatch.setattr(gate, "needs_mover", False)
     streamshim.install(mode, watch=watch_argument)
-    (guard,) = [guard for guard in capture.guards if isinstance(guard, watch.Watch)]
+    guard = installed_watch()
     assert guard._wanted() is expected
     streamshim.uninstall()
     assert capture.judges == []
@@ -276,7 +277,7 @@ def test_wrong_settings(monkeypatch):
 
 def test_status_tells_why_it_is_off(cuda):
     streamshim.install("strict")
-    (guard,) = [guard for guard in capture.guards if isinstance(guard, watch.Watch)]
+    guard = installed_watch()
     with warnings.catch_warnings():
         guard.opened(capture.Window(7, STREAM, 0, Site("a.py", 1, "a"), "MainThread", "global"))
     assert "watch: CuptiError: no libcupti is loaded in this process" in streamshim.status().guards_off

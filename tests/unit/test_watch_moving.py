@@ -13,6 +13,7 @@ from fake_cupti import (
     OUTSIDE,
     STREAM,
     escapes,
+    installed_watch,
 )
 
 import streamshim
@@ -181,7 +182,7 @@ def test_the_test_itself_is_moved(watched):
 
 def test_it_is_tried_before_the_first_capture_that_may_need_it(monkeypatch, cuda):
     tried = []
-    monkeypatch.setattr("streamshim.installer.self_test", lambda: tried.append(1))
+    monkeypatch.setattr("streamshim.guards.arming.self_test", lambda: tried.append(1))
     monkeypatch.setattr(gate, "needs_mover", False)
     streamshim.install()
     for check in capture.before_begin:
@@ -198,6 +199,7 @@ def test_it_is_tried_before_the_first_capture_that_may_need_it(monkeypatch, cuda
 
 def test_in_check_mode_nothing_is_moved(cuda):
     streamshim.install("check", redirect=True)
+    assert installed_watch() is gate.mover
     assert not gate.mover.available
 
 
@@ -205,7 +207,7 @@ def test_a_reason_is_in_the_status(monkeypatch, cuda):
     def fail():
         raise RuntimeError("no")
 
-    monkeypatch.setattr("streamshim.installer.self_test", fail)
+    monkeypatch.setattr("streamshim.guards.arming.self_test", fail)
     streamshim.install(redirect=True)
     for check in capture.before_begin:
         check()
@@ -340,7 +342,7 @@ def test_a_capture_that_begins_meanwhile_waits_for_the_test(monkeypatch, cuda):
             check()
         began.append("begins")
 
-    monkeypatch.setattr("streamshim.installer.self_test", test)
+    monkeypatch.setattr("streamshim.guards.arming.self_test", test)
     streamshim.install(redirect=True)
     threads = [threading.Thread(target=begin) for _ in range(2)]
     threads[0].start()

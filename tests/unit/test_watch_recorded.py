@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from fake_cupti import FORK, KERNEL, OTHER, OUTSIDE, STREAM
+from fake_cupti import FORK, KERNEL, OTHER, OUTSIDE, STREAM, installed_watch
 
 import streamshim
 from streamshim import EscapedLaunchWarning, MissingFromGraphError, capture
 from streamshim.callsite import Site
-from streamshim.errors import Missing, MissingReport
+from streamshim.findings import Missing, MissingReport
 from streamshim.guards import profiler, recorded
 from streamshim.patching import PatchSet
 from streamshim.runtime import CaptureState
@@ -197,11 +197,11 @@ class _Refusing(dict):
 
 def test_nothing_is_counted_where_no_graph_is_read(cuda):
     streamshim.install("bind", watch=True)
-    (guard,) = [guard for guard in capture.guards if hasattr(guard, "give_way")]
+    guard = installed_watch()
     assert guard._recorded is None
     streamshim.uninstall()
     streamshim.install("check")
-    (guard,) = [guard for guard in capture.guards if hasattr(guard, "give_way")]
+    guard = installed_watch()
     assert guard._recorded is not None
 
 
