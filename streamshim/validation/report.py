@@ -30,6 +30,8 @@ logger = logging.getLogger("streamshim")
 _next_checkpoint = 0.0
 #: How many mismatches of each function have been told, so that each is told once.
 _told: dict[str, int] = {}
+#: Why reports could not be written during eager calls; each reason is logged once.
+_logged: set[str] = set()
 _lock = fork.Lock()
 
 
@@ -66,7 +68,13 @@ def checkpoint() -> None:
     if report_dir() is None and all(f.settings.on_mismatch == RECORD for f in list(calls.functions.values())):
         return
     report = read()
-    _write(report)
+    try:
+        _write(report)
+    except ValidationError as error:
+        # A full disk is no reason for the model to stop; who asks for a report is told.
+        if str(error) not in _logged:
+            _logged.add(str(error))
+            logger.warning("streamshim: %s", error)
     tell(report)
 
 

@@ -138,6 +138,18 @@ def test_a_folder_that_cannot_be_written_is_named(monkeypatch, tmp_path):
         streamshim.validation_report()
 
 
+def test_an_eager_call_goes_on_where_no_report_can_be_written(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("STREAMSHIM_REPORT_DIR", str(tmp_path / "file"))
+    monkeypatch.setenv("STREAMSHIM_REPORT_SECONDS", "0")
+    monkeypatch.setattr("streamshim.validation.report._next_checkpoint", 0.0)
+    verify = streamshim.validate(torch.exp, torch.exp)
+    for _ in range(3):
+        assert verify(torch.zeros(2)).tolist() == [1.0, 1.0]
+    (record,) = caplog.records
+    assert "STREAMSHIM_REPORT_DIR is" in record.getMessage()
+
+
 def test_on_mismatch_raise_is_told_at_exit_too():
     program = PROGRAM.replace('name="verify"', 'name="verify", on_mismatch="raise"')
     done = subprocess.run([sys.executable, "-c", program, "5"], check=True, capture_output=True, text=True)

@@ -27,6 +27,7 @@ from streamshim.callsite import UNKNOWN, Site
 from streamshim.findings import Escape, EscapeReport
 from streamshim.guards import watch
 from streamshim.runtime import CaptureState
+from streamshim.runtime import cupti as cupti_module
 from streamshim.runtime.cupti import CallbackData, CuptiError
 from streamshim.runtime.driver_calls import BREAKING, LAUNCHES
 
@@ -275,7 +276,9 @@ def test_wrong_settings(monkeypatch):
         streamshim.install()
 
 
-def test_status_tells_why_it_is_off(cuda):
+def test_status_tells_why_it_is_off(cuda, monkeypatch):
+    monkeypatch.setattr("streamshim.runtime.cupti.found", cupti_module.Cupti)
+    monkeypatch.setattr(cupti_module, "_mapped", lambda name: None)
     streamshim.install("strict")
     guard = installed_watch()
     with warnings.catch_warnings():
