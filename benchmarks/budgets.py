@@ -72,6 +72,8 @@ BUDGETS = (
     # Within noise: the two graphs are the same.
     Budget("replay", "graph of 1,000 launches", "shim", RATIO, 1.01, "bare"),
     Budget("process", "import streamshim, install()", "shim", VALUE, 15, gpu=None),
+    # Not to be told from noise.
+    Budget("process", "a process that does nothing", "start-up file, inactive", RATIO, 1.02, "bare", gpu=None),
     # One block in ten thousand launches would be noise of the interpreter; a leak keeps one at each.
     *(
         Budget("process", f"memory kept per million launches, {form}", "shim", VALUE, 100, gpu=None)

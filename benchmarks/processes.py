@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib.resources
 import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
+import time
 import timeit
 from pathlib import Path
 
@@ -15,6 +18,8 @@ from .measuring import BIND, Form, Result, installed
 
 GROUP = "process"
 LAUNCHES = 1_000_000
+#: Of those that do nothing, in pairs.
+PROCESSES = 200
 
 _INSTALL = """
 import sys, time
@@ -35,7 +40,24 @@ def run(machine: Machine, forms: list[Form], rounds: int) -> list[Result]:
         (f"the same with {', '.join(heavy)} imported", f"import {', '.join(heavy)}", "streamshim.install()", 3),
     ]
     results = [Result(GROUP, name, "shim", "ms", _times(imports, install, n)) for name, imports, install, n in cases]
-    return [*results, *_kept(machine, forms)]
+    return [*results, *_start_up(), *_kept(machine, forms)]
+
+
+def _start_up() -> list[Result]:
+    """The whole of a process that does nothing, with and without the start-up file, which nobody has switched on."""
+    file = importlib.resources.files("streamshim.startup") / "streamshim.pth"
+    results = [Result(GROUP, "a process that does nothing", name, "ms") for name in ("bare", "start-up file, inactive")]
+    env = {name: value for name, value in os.environ.items() if name != "STREAMSHIM"}
+    with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryDirectory() as filled:
+        (Path(filled) / "streamshim.pth").write_text(file.read_text())
+        for turn in range(PROCESSES):
+            for result, folder in list(zip(results, (empty, filled), strict=True))[:: -1 if turn % 2 else 1]:
+                # As Python does it for site-packages: without -S it would do so for the real ones, too.
+                code = f"import site; site.addsitedir({folder!r})"
+                start = time.perf_counter()
+                subprocess.run([sys.executable, "-S", "-c", code], env=env, check=True)
+                result.samples.append((time.perf_counter() - start) * 1e3)
+    return results
 
 
 def _times(imports: str, install: str, count: int) -> list[float]:
