@@ -92,16 +92,16 @@ def _launches(machine: Machine, forms: list[Form], rounds: int) -> list[Result]:
 
 def _whole(machine: Machine, ctypes_form: Form, rounds: int) -> list[Result]:
     """A capture with one launch from begin to end, and one with 5,000."""
-    variants = {v.name: v for v in ctypes_form.variants}
+    names = dict(ctypes_form.variants[0].names)
+    statements = {v.name: v.statement for v in ctypes_form.variants}
+    statements |= {"watch": statements["strict"], "redirect": _ON_NULL}
     results = []
     for count, name, unit, scale in ((1, ONE, "us", 1e3), (LARGE, f"capture of {LARGE:,} launches", "ms", 1e6)):
         pair = {state: Result(GROUP, name, variant, unit) for variant, state in WATCHED}
         for turn in range(rounds):
             for variant, state in WATCHED[:: -1 if turn % 2 else 1]:
                 with installed(state):
-                    launch = variants["strict" if state == STRICT else "bare" if state == REDIRECT else variant]
-                    statement = _ON_NULL if state == REDIRECT else launch.statement
-                    timer = timeit.Timer(statement, globals=dict(launch.names))
+                    timer = timeit.Timer(statements[variant], globals=names)
                     timer.timeit(10)
                     # What is done once in a process, or after each install, is done now.
                     with _captured(machine):

@@ -89,7 +89,8 @@ def install(
         watch: whether captures are watched for launches that do not pass through Python, with CUPTI. None takes
             ``STREAMSHIM_WATCH``, and if that is not set, True in strict and check mode.
         redirect: whether every launch on a default stream that a capturing thread makes, from any extension, is moved
-            into the capture, below Python. None takes ``STREAMSHIM_REDIRECT``; False if that is not set.
+            into the capture, below Python; not in check mode, which binds nothing. None takes ``STREAMSHIM_REDIRECT``;
+            False if that is not set.
 
     Returns:
         An `Installation`. With ``STREAMSHIM_DISABLE=1`` nothing is patched, and ``status()`` says so.

@@ -131,6 +131,7 @@ def _of_protocol(value: Any) -> int:
     # The protocol is a method that returns (version, handle); early cuda.core had it as a property.
     answer = value.__cuda_stream__
     answer = answer() if callable(answer) else answer
+    # The usual answer first: to ask an abstract class takes longer than all the rest of a launch's check.
     if type(answer) is tuple and len(answer) == 2 and type(answer[1]) is int:
         return answer[1]
     if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], numbers.Integral):

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
+from ..imports import is_initializing
+
 Function = Callable[..., Any]
 
 
@@ -36,7 +38,7 @@ class Holders:
         """
         swaps = [(ours.__wrapped__, ours) for ours in replacements if hasattr(ours, "__wrapped__")]
         self._swaps += swaps
-        if not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        if not is_initializing(module):
             self.late = True
             self.replaced += _swap(swaps)
 

@@ -267,14 +267,14 @@ class Watch:
             ledger.add(ledger.Event("allowed launch", what, site, given, current, mine))
             return
         key = (what, site, given, mine)
-        known = self._found.get(key)
-        if known is None and len(self._found) >= KEPT:
+        before = self._found.get(key)
+        if before is None and len(self._found) >= KEPT:
             ledger.add(ledger.Event("escaped launch", what, site, given, current, mine))
             return
         escaped = getattr(self._inside, "escaped", None)
         if escaped is not None:
             escaped[key] = None
-        count = known.count + 1 if known is not None else 1
+        count = before.count + 1 if before is not None else 1
         stream = "none; the NULL stream (0)" if call.stream < 0 else describe(given)
         expected = f"{describe(current)}, torch's current stream of cuda:{device}"
         self._found[key] = Escape(what, site, stream, expected, mine, count)
