@@ -110,10 +110,7 @@ class _Finder:
             return None
         self.names = ()
         activate(START_UP_FILE)
-        # The finders that were put in front of this one just now have been passed already: ask all of them.
-        for finder in list(sys.meta_path):
-            if finder is not self and hasattr(finder, "find_spec"):
-                spec = finder.find_spec(name, path, target)
-                if spec is not None:
-                    return spec
-        return None
+        # The finders that were put in front of this one just now have been passed already: ask all once more.
+        from importlib.util import find_spec
+
+        return find_spec(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import sys
 from types import FrameType
@@ -25,6 +24,8 @@ class Site(NamedTuple):
     @property
     def source(self) -> str:
         """The text of the line, or an empty string where it cannot be read."""
+        import linecache  # not before there is something to tell: it brings tokenize
+
         return linecache.getline(self.file, self.line).strip()
 
     def __str__(self) -> str:

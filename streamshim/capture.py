@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from . import runtime
+from . import log, runtime
 from .callsite import Site, user_site
 from .patching import Patch
 from .streams import describe as describe_handle
-
-logger = logging.getLogger("streamshim")
 
 
 class Window(NamedTuple):
@@ -250,7 +247,7 @@ def _settle() -> None:
             try:
                 settle(device)
             except Exception:
-                logger.exception("streamshim: the process may not be able to capture again")
+                log.exception("streamshim: the process may not be able to capture again")
 
 
 def _read(graph: Any, window: Window) -> None:
@@ -258,7 +255,7 @@ def _read(graph: Any, window: Window) -> None:
         try:
             reader(graph, window)
         except Exception:
-            logger.exception("streamshim: the graph could not be read")
+            log.exception("streamshim: the graph could not be read")
 
 
 def _tell(whom: list[Any], what: str, window: Window) -> None:
@@ -267,7 +264,7 @@ def _tell(whom: list[Any], what: str, window: Window) -> None:
             getattr(guard, what)(window)
         except Exception:
             # A capture that has begun must be ended by its user; a fault of ours must not keep them from it.
-            logger.exception("streamshim: guard %s failed", type(guard).__name__)
+            log.exception("streamshim: guard %s failed", type(guard).__name__)
 
 
 def forget_windows() -> None:

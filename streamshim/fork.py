@@ -5,13 +5,12 @@ A child has one thread, a copy of the one that forked. A lock that any other thr
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
 from collections.abc import Callable
 
-logger = logging.getLogger("streamshim")
+from . import log
 
 _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 _resets: list[Callable[[], None]] = []
@@ -32,7 +31,7 @@ class Lock:
             self._lock.release()
         except RuntimeError:
             # This is a child that was forked inside the block: its lock is a new one, which nobody holds.
-            logger.debug("streamshim: a block that was entered before a fork has ended in the child")
+            log.debug("streamshim: a block that was entered before a fork has ended in the child")
 
     def renew(self) -> None:
         """Make it free."""
@@ -53,7 +52,7 @@ def _after_fork() -> None:
             reset()
         except Exception:
             # The child is the user's, and goes on without.
-            logger.exception("streamshim: %s failed in a forked child", reset.__qualname__)
+            log.exception("streamshim: %s failed in a forked child", reset.__qualname__)
 
 
 os.register_at_fork(after_in_child=_after_fork)

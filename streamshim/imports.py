@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import wrapt
+from . import fork, log
 
-from . import fork
-
-logger = logging.getLogger("streamshim")
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 Hook = Callable[[ModuleType], None]
 
 _lock = fork.Lock()
 _hooks: dict[str, Hook] = {}
+#: Modules whose import has not begun.
+_awaited: set[str] = set()
 #: Modules for which wrapt has a hook of ours that has not run yet; it cannot be taken back.
 _pending: set[str] = set()
 #: Modules that were in the middle of their own import when a hook was registered: wrapt comes too late for these.
@@ -37,15 +37,13 @@ def when_imported(name: str, hook: Hook) -> None:
     with _lock:
         _hooks[name] = hook
         module = sys.modules.get(name)
-        if module is None:
-            if name not in _pending:
-                _pending.add(name)
-                wrapt.register_post_import_hook(functools.partial(_after_import, name), name)
-            return
-        if is_initializing(module):
-            _half_imported.add(name)
-            if _waiter not in sys.meta_path:
-                sys.meta_path.insert(0, _waiter)
+        if module is None or is_initializing(module):
+            if module is not None:
+                _half_imported.add(name)
+            elif name not in _pending:
+                _awaited.add(name)
+            if _finder not in sys.meta_path:
+                sys.meta_path.insert(0, _finder)
             return
     _run(name, module)
 
@@ -54,15 +52,37 @@ def forget(name: str) -> None:
     """Call nothing for this module any more."""
     with _lock:
         _hooks.pop(name, None)
+        _awaited.discard(name)
         _half_imported.discard(name)
 
 
 def settle() -> None:
     """Run the hooks of modules that were half-imported before and are complete now."""
-    _run_completed()
     with _lock:
-        if not _half_imported and _waiter in sys.meta_path:
-            sys.meta_path.remove(_waiter)
+        ready = [n for n in _half_imported if (m := sys.modules.get(n)) is not None and not is_initializing(m)]
+        _half_imported.difference_update(ready)
+    for name in ready:
+        _run(name, sys.modules[name])
+
+
+def _register(name: str) -> None:
+    """Have wrapt call us after the import of a module, which begins now.
+
+    Not earlier: wrapt brings asyncio and importlib.metadata, which a process that imports none of these has no use for.
+    """
+    import wrapt
+
+    with _lock:
+        if name not in _awaited:
+            return
+        # Who only looks for the module holds no lock of its import, which another thread may have begun meanwhile.
+        if sys.modules.get(name) is None:
+            wrapt.register_post_import_hook(functools.partial(_after_import, name), name)
+            _pending.add(name)
+        else:
+            _half_imported.add(name)
+        # Last: until then, whoever imports it waits for the lock above.
+        _awaited.discard(name)
 
 
 def _after_import(name: str, module: ModuleType) -> None:
@@ -81,7 +101,7 @@ def _run(name: str, module: ModuleType) -> None:
         hook(module)
     except Exception:
         # The user's import must not fail because of us. What failed is in status() too.
-        logger.exception("streamshim: the hook for %s failed", name)
+        log.exception("streamshim: the hook for %s failed", name)
 
 
 def is_initializing(module: Any) -> bool:
@@ -89,21 +109,22 @@ def is_initializing(module: Any) -> bool:
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
-def _run_completed() -> None:
-    with _lock:
-        ready = [n for n in _half_imported if (m := sys.modules.get(n)) is not None and not is_initializing(m)]
-        _half_imported.difference_update(ready)
-    for name in ready:
-        _run(name, sys.modules[name])
+class _Finder:
+    """Finds nothing by itself: the import system passes by here, which is the time to look.
 
+    It stays in ``sys.meta_path``: another thread may be walking through that list, and would skip a finder.
+    """
 
-class _Waiter:
-    """A finder that finds nothing: the import system passes by here, which is the time to look again."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        # It stays in the list: the import system is walking through it right now, and would skip a finder.
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if _half_imported:
-            _run_completed()
+            settle()
+        if name not in _awaited:
+            return None
+        _register(name)
+        # wrapt's finder may have been put in front of this one just now, and has been passed then: ask all once more.
+        from importlib.util import find_spec
+
+        return find_spec(name)
 
 
-_waiter: Any = _Waiter()
+_finder: Any = _Finder()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import atexit
 import functools
-import logging
 import sys
 from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from . import allowance, binders, capture, fork, gate, guards, imports, ledger, runtime
+from . import allowance, binders, capture, fork, gate, guards, imports, ledger, log, runtime
 from ._version import __version__
 from .errors import AlreadyInstalledError, BinderError
 from .patching import Patch
@@ -20,8 +19,6 @@ from .state import State
 if TYPE_CHECKING:
     from .guards.watch import Watch
     from .report import Status
-
-logger = logging.getLogger("streamshim")
 
 _lock = fork.Lock()
 _active: State | None = None
@@ -303,7 +300,7 @@ def _tell_allowed() -> None:
     """At the end of a process in strict mode: which exceptions were made use of."""
     allowed = dict.fromkeys(f"{e.kind}: {e.what}, at {e.site}" for e in ledger.events() if e.kind.startswith("allowed"))
     if _active is not None and _active.settings.mode is Mode.STRICT and allowed:
-        logger.warning("streamshim: allowed in this process:\n  %s", "\n  ".join(allowed))
+        log.warning("streamshim: allowed in this process:\n  %s", "\n  ".join(allowed))
 
 
 atexit.register(_tell_allowed)

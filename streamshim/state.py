@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from . import gate
+from . import gate, log
 from .patching import Patch, PatchSet
 from .settings import BINDERS, Settings
 
 if TYPE_CHECKING:
     from .guards.redirect import Redirect
     from .guards.watch import Watch
-
-logger = logging.getLogger("streamshim")
 
 
 class State:
@@ -78,7 +75,7 @@ class State:
             self.problems[binder] = problem
             self.undo(binder)
             kind = "binder" if binder in BINDERS else "guard of"
-            logger.warning("streamshim: %s %s is off: %s", kind, binder, problem)
+            log.warning("streamshim: %s %s is off: %s", kind, binder, problem)
 
     def undo(self, binder: str) -> None:
         """Undo what a binder has patched."""

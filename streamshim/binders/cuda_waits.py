@@ -7,7 +7,6 @@ cannot be bound (`gate`). A capture that begins here opens a window like one of 
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
 from types import ModuleType, NoneType
@@ -22,8 +21,6 @@ from ..patching import Patch
 from ..streams import LAST_DEFAULT, LEGACY
 from .cuda_functions import ALLOCATING, AT_ONCE, BEGINS, ENDS, WAITING, WAITS
 from .stream_objects import stream_object
-
-logger = logging.getLogger("streamshim")
 
 _KINDS = {"device": Kind.DEVICE, "stream": Kind.STREAM, "event": Kind.EVENT}
 

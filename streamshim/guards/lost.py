@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 
-from .. import ledger
+from .. import ledger, log
 from ..callsite import Site, is_in_traceback, site_of_traceback
 from ..capture import Window
 from ..errors import CaptureInvalidatedError
 from ..findings import LostCaptureReport
 from . import forks
 from .codes import code_of
-
-logger = logging.getLogger("streamshim")
 
 
 def explained(window: Window, error: BaseException) -> CaptureInvalidatedError | None:
@@ -47,7 +44,7 @@ def explained(window: Window, error: BaseException) -> CaptureInvalidatedError |
     if code.name == "Unjoined":
         culprits += [f"stream {hex(handle)} was forked into the capture at {line}" for handle, line in forks.of(window)]
     report = LostCaptureReport(code.number, code.meaning, tuple(culprits), site, is_cause, str(window), tuple(remedy))
-    logger.error("%s", report)
+    log.error("%s", report)
     return CaptureInvalidatedError(report)
 
 

@@ -6,14 +6,11 @@ has to be shown to work in this process first, once, with a kernel and a capture
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from .. import capture, fork
-
-logger = logging.getLogger("streamshim")
+from .. import capture, fork, log
 
 
 class _Thread(threading.local):
@@ -58,7 +55,7 @@ class Redirect:
                 self._works = True
             except Exception as error:  # noqa: BLE001, whatever it is, launches are refused then as before
                 self.off = unwatched() or f"{type(error).__name__}: {error}"
-                logger.warning("streamshim: launches without a stream cannot be moved into captures: %s", self.off)
+                log.warning("streamshim: launches without a stream cannot be moved into captures: %s", self.off)
             finally:
                 self._thread.tests = False
                 # An interrupt says nothing about it: the next capture tries again.

@@ -12,12 +12,11 @@ patches a waiting call (`torch_calls`, `libraries`, the binders) comes here with
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from .. import allowance, capture, gate, ledger, runtime
+from .. import allowance, capture, gate, ledger, log, runtime
 from ..callsite import UNKNOWN as NO_LINE
 from ..callsite import Site, user_site
 from ..capture import Window, windows
@@ -26,8 +25,6 @@ from ..findings import SyncReport
 from ..streams import LEGACY
 from .codes import code_of
 from .sync_table import WAIT, Kind, Operation
-
-logger = logging.getLogger("streamshim")
 
 #: What can be broken only by a capture whose begin was seen: the mode of others cannot be asked, so of them only what
 #: waits for their work or their device is known to break them. An enum's members are slow to get at before Python 3.12.
@@ -181,7 +178,7 @@ def refuse(operation: Operation, window: Window, cause: BaseException | None = N
     if site not in _logged:
         # An engine that does collective work on its way out of the block may hang, and the exception with it.
         _logged.add(site)
-        logger.error("%s", report)
+        log.error("%s", report)
     raise HostSyncError(report) from cause
 
 

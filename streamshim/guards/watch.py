@@ -8,7 +8,6 @@ current stream captures, is a finding. So is what CUDA refuses in the meantime: 
 from __future__ import annotations
 
 import ctypes
-import logging
 import sys
 import threading
 import warnings
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from .. import allowance, capture, fork, gate, ledger, runtime
+from .. import allowance, capture, fork, gate, ledger, log, runtime
 from ..callsite import user_site
 from ..capture import Window
 from ..errors import EscapedLaunchWarning, MissingFromGraphError, StreamShimError, WrongStreamError
@@ -27,8 +26,6 @@ from ..settings import Mode
 from ..streams import LAST_DEFAULT, LEGACY, describe
 from .recorded import Recorded
 from .redirect import Redirect
-
-logger = logging.getLogger("streamshim")
 
 #: How many different findings are kept; a capture may have millions of launches.
 KEPT = 100
@@ -128,7 +125,7 @@ class Watch:
             subscription, self._subscription = self._subscription, None
             subscription.close()
             self.off = f"{whom} was started inside a capture, and CUPTI has one user at a time"
-        logger.warning("streamshim: the rest of this capture is not watched: %s", self.off)
+        log.warning("streamshim: the rest of this capture is not watched: %s", self.off)
 
     def compare(self, window: Window, nodes: Iterable[Node]) -> None:
         """Hold the nodes of a graph against what was launched into its capture; `judge` tells what is missing."""
@@ -166,7 +163,7 @@ class Watch:
         else:
             return None
         if sys.exc_info()[1] not in (None, window.handled):
-            logger.error("%s", verdict)
+            log.error("%s", verdict)
             return None
         if gate.mode() is not Mode.BIND:
             return verdict
@@ -216,7 +213,7 @@ class Watch:
         except Exception as error:  # noqa: BLE001, the capture goes on without a watch, whatever is the matter
             reason = f"{type(error).__name__}: {error}"
             if reason != self.off or gate.mode() is Mode.STRICT:
-                logger.warning("streamshim: this capture is not watched: %s", reason)
+                log.warning("streamshim: this capture is not watched: %s", reason)
             self.off = reason
 
     def _told(self, function: int, data: Any) -> None:
@@ -232,7 +229,7 @@ class Watch:
             else:
                 self._returned(function, data)
         except Exception:
-            logger.exception("streamshim: the watch failed at %s", NAMES.get(function, function))
+            log.exception("streamshim: the watch failed at %s", NAMES.get(function, function))
         except BaseException as interrupt:  # noqa: BLE001, `judge` raises it
             self._interrupt = interrupt
         finally:

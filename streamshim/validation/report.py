@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import json
-import logging
 import os
 import socket
 import sys
@@ -14,7 +13,7 @@ import warnings
 
 import torch
 
-from .. import capture, fork
+from .. import capture, fork, log
 from ..errors import ValidationError, ValidationMismatchError, ValidationMismatchWarning
 from . import calls, stats
 from .entries import Entry, Output
@@ -23,8 +22,6 @@ from .reading import FunctionReport, Mismatch, Row, ValidationReport
 from .settings import RAISE, RECORD
 from .stats import BAD_ELEMENTS, CHECKED, FIRST_INDEX, FIRST_RUN, MAX_ABS, MAX_REL, MISMATCHES, RUNS, Slot
 from .structure import tensor_words
-
-logger = logging.getLogger("streamshim")
 
 #: When an eager call may read the counters again.
 _next_checkpoint = 0.0
@@ -74,7 +71,7 @@ def checkpoint() -> None:
         # A full disk is no reason for the model to stop; who asks for a report is told.
         if str(error) not in _logged:
             _logged.add(str(error))
-            logger.warning("streamshim: %s", error)
+            log.warning("streamshim: %s", error)
     tell(report)
 
 
@@ -242,7 +239,7 @@ def _at_exit() -> None:
         # The exit status cannot be changed any more.
         sys.stderr.write(f"streamshim: {error}\n")
     except Exception:
-        logger.exception("streamshim: the validation report could not be written")
+        log.exception("streamshim: the validation report could not be written")
 
 
 @fork.in_child

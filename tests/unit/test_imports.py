@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.machinery
+import importlib.util
 import logging
 import sys
 import threading
+import types
 
 import pytest
+import wrapt
 
 from streamshim import imports
 
@@ -21,14 +24,6 @@ def calls():
             self.append((module.__name__, getattr(module, "complete", None)))
 
     return Calls()
-
-
-@pytest.fixture(autouse=True)
-def no_waiter_left():
-    yield
-    imports._half_imported.clear()
-    if imports._waiter in sys.meta_path:
-        sys.meta_path.remove(imports._waiter)
 
 
 def test_a_hook_registered_before_the_import_runs_before_the_import_returns(write_module, calls):
@@ -104,17 +99,83 @@ def test_a_circular_import_is_waited_for(write_module, calls, monkeypatch, new_n
     assert calls == [(a, True)]
 
 
-def test_the_waiter_is_gone_when_nothing_waits(write_module, calls, monkeypatch):
-    middle = write_module("from streamshim import imports\nimports.hook_of_test()\n")
-    name = write_module("complete = False\nimport {0}\ncomplete = True\n", middle)
-    monkeypatch.setattr(imports, "hook_of_test", lambda: imports.when_imported(name, calls.hook), raising=False)
-    before = [finder for finder in sys.meta_path if finder is not imports._waiter]
+def test_wrapt_comes_with_the_first_module_that_is_hooked(run_python, tmp_path):
+    """It brings asyncio and importlib.metadata, for which a process that imports no library of ours has no use."""
+    for name in ("hooked", "another"):
+        (tmp_path / f"{name}.py").write_text("")
+    code = """
+import sys
+from streamshim import imports
+imports.when_imported("hooked", lambda module: print("hooked"))
+print("wrapt" in sys.modules)
+import another
+print("wrapt" in sys.modules)
+import hooked
+print("wrapt" in sys.modules)
+"""
+    assert run_python(code) == "False\nFalse\nhooked\nTrue\n"
+
+
+def test_a_module_that_is_only_looked_for_is_hooked_when_it_is_imported(write_module, calls):
+    """``importlib.util.find_spec("torch")`` is how many libraries ask whether it is there."""
+    name = write_module("complete = True")
+    imports.when_imported(name, calls.hook)
+    assert importlib.util.find_spec(name).name == name
+    assert calls == []
     importlib.import_module(name)
+    assert calls == [(name, True)]
+
+
+def test_a_module_that_is_not_there_is_told_so_as_ever(new_name, calls):
+    name = new_name()
+    imports.when_imported(name, calls.hook)
+    assert importlib.util.find_spec(name) is None
+    with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}'") as caught:
+        importlib.import_module(name)
+    assert caught.value.name == name
+    assert calls == []
+
+
+def test_a_module_that_is_found_later_is_hooked(write_module, new_name, calls):
+    """A first look, or an import that failed, does not use up the hook."""
+    name = new_name()
+    imports.when_imported(name, calls.hook)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(name)
+    write_module("complete = True", name=name)
+    importlib.import_module(name)
+    assert calls == [(name, True)]
+
+
+def test_a_hook_of_somebody_else_with_wrapt_and_ours_both_run(write_module, calls):
+    name, theirs = write_module("complete = True"), []
+    wrapt.register_post_import_hook(theirs.append, name)
+    imports.when_imported(name, calls.hook)
+    module = importlib.import_module(name)
+    assert theirs == [module]
+    assert calls == [(name, True)]
+
+
+def test_the_lookup_of_one_thread_does_not_run_the_hook_on_what_another_has_half_imported(
+    write_module, calls, monkeypatch
+):
+    """Where the module comes up between the two looks: it is hooked when it is complete."""
+    name, another = write_module("complete = True"), write_module("")
+    imports.when_imported(name, calls.hook)
+    half = types.ModuleType(name)
+    half.__spec__ = importlib.machinery.ModuleSpec(name, None)
+    half.__spec__._initializing = True
+    monkeypatch.setitem(sys.modules, name, half)
+    imports._register(name)
+    importlib.import_module(another)
+    assert calls == []
+    half.__spec__._initializing = False
+    half.complete = True
     imports.settle()
-    assert [finder for finder in sys.meta_path if finder not in before] == []
+    assert calls == [(name, True)]
 
 
-def test_the_waiter_that_leaves_hides_no_other_finder(run_python, tmp_path):
+def test_no_finder_is_hidden(run_python, tmp_path):
     """The import system walks through the list of finders; whoever shortens it meanwhile makes it skip one."""
     (tmp_path / "half.py").write_text(
         "from streamshim import imports\nimports.when_imported('half', lambda module: seen.append('half'))\nseen = []\n"
@@ -127,27 +188,11 @@ imports.when_imported("hooked", lambda module: half.seen.append("hooked"))
 import half
 import hooked
 imports.settle()
-print(half.seen)
-"""
-    assert run_python(code) == "['half', 'hooked']\n"
-
-
-def test_builtin_modules_can_be_imported_when_the_waiter_leaves(run_python, tmp_path):
-    """The finder after ours may be the one of built-in modules."""
-    (tmp_path / "half.py").write_text(
-        "from streamshim import imports\nimports.when_imported('half', lambda module: None)\n"
-    )
-    code = """
-import sys
-from streamshim import imports
-import half
 name = next(n for n in sys.builtin_module_names if n not in sys.modules)
-# Python's own finders are classes; others may stand between ours and them, and would hide the fault.
-sys.meta_path[:] = [f for f in sys.meta_path if isinstance(f, type) or f is getattr(imports, "_waiter", None)]
 __import__(name)
-print(name in sys.modules)
+print(half.seen, name in sys.modules)
 """
-    assert run_python(code) == "True\n"
+    assert run_python(code) == "['half', 'hooked'] True\n"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import logging
 import weakref
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ... import fork
+from ... import fork, log
 from . import VARIABLE, in_place, tables
 from .entries import Library, Pattern, Pointer
 from .environment import patterns_from
 from .labels import has, label_of, label_of_function
 from .specs import Spec
-
-logger = logging.getLogger("streamshim")
-
 
 _lock = fork.Lock()
 _libraries: dict[int, Library] = {}
@@ -159,7 +155,7 @@ def loaded(library: Any) -> None:
             if entry is not None:
                 entry.update(in_place.applied)
     except Exception:
-        logger.exception("streamshim: could not bind %s", label_of(library))
+        log.exception("streamshim: could not bind %s", label_of(library))
 
 
 def notes() -> list[str]:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import gc
 import inspect
-import logging
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ... import gate
+from ... import gate, log
 from ...gate import Launch
 from ...settings import Mode
 from . import slots, tracing
 from .slots import NO_DEFAULT, Plan, Slot
-
-logger = logging.getLogger("streamshim")
 
 #: The attribute that holds an object's plan. Plain attributes: a WeakKeyDictionary would cost as much as the gate.
 ATTRIBUTE = "_streamshim_plan"
@@ -81,7 +78,7 @@ def plan_what_exists(compiled_function: type) -> None:
             try:
                 plan_of(candidate)
             except Exception:
-                logger.debug("streamshim: no plan for a compiled function of unknown shape", exc_info=True)
+                log.debug("streamshim: no plan for a compiled function of unknown shape", exc_info=True)
 
 
 def _annotated_tensor(compiled: Any, execution_args: Any) -> int:
