@@ -98,7 +98,8 @@ class Validated:
             entry = self._entry(site or user_site(), own, outputs)
             bad, is_captured = self._count(entry, outputs)
             if self.settings.keep:
-                self._keep(bad, own, [tensor for _, tensor in before], outputs, is_captured)
+                any_bad = torch.stack([each for each in bad if each.device == bad[0].device]).amax()
+                self._keep(any_bad, own, [tensor for _, tensor in before], outputs, is_captured)
         return actual if uses_kernel else expected
 
     def save_samples(self, path: str | Path) -> int:
@@ -204,8 +205,8 @@ class Validated:
             self.entries[key] = entry = Entry(None if is_full else site, words, made)
         return entry
 
-    def _count(self, entry: Entry, outputs: _Pairs) -> tuple[torch.Tensor, bool]:
-        """Count this call; returns whether it was wrong, on the device of the first output, and if it is captured."""
+    def _count(self, entry: Entry, outputs: _Pairs) -> tuple[list[torch.Tensor], bool]:
+        """Count this call; returns for each output whether it was wrong, on its device, and if the call is captured."""
         positions = [_position([actual]) for _, actual, _ in outputs]
         is_captured = any(where.capture for where in positions)
         with entry.lock:
@@ -215,7 +216,7 @@ class Validated:
             for output, (_, actual, expected), where in zip(entry.outputs, outputs, positions, strict=True):
                 sample = self.settings.sample if where.capture else 1
                 bad.append(update(output.slot(where), compare(actual, expected, output.tolerance), sample))
-        return torch.stack([each for each in bad if each.device == bad[0].device]).amax(), is_captured
+        return bad, is_captured
 
     def _keep(
         self, bad: torch.Tensor, own: Arguments, before: list[torch.Tensor], outputs: _Pairs, is_captured: bool

@@ -50,19 +50,19 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The outcome for one pair of tensors; every attribute is a tensor without dimensions on their device.
+    """The outcome for one pair of tensors, on their device; ``bad`` and ``index`` have no dimensions.
 
     Attributes:
         bad: how many elements differ (int64).
         index: where the first of them is, in row-major order (int64); 0 if there is none.
-        max_abs: the greatest absolute difference, inf where one side is not finite and the other differs (float64).
-        max_rel: the greatest difference relative to the reference, without elements whose reference is 0 (float64).
+        errors: two numbers (float32 or float64): the greatest absolute difference, inf where one side is not finite
+            and the other differs; and the greatest difference relative to the reference, without elements whose
+            reference is 0.
     """
 
     bad: torch.Tensor
     index: torch.Tensor
-    max_abs: torch.Tensor
-    max_rel: torch.Tensor
+    errors: torch.Tensor
 
 
 def defaults(dtype: torch.dtype) -> tuple[float, float]:
@@ -79,15 +79,13 @@ def compare(actual: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) 
     if actual.numel() == 0:
         return None
     actual, expected = _comparable(actual), _comparable(expected)
-    if actual.is_floating_point() or actual.is_complex():
-        bad, error, relative = _inexact(actual, expected, tolerance)
-    else:
-        bad, error, relative = _exact(actual, expected, tolerance)
+    inexact = actual.is_floating_point() or actual.is_complex()
+    # Each operation is a kernel of its own in a graph, where it costs more by being one than by what it does.
+    good, error, magnitude = (_inexact if inexact else _exact)(actual, expected, tolerance)
+    bad = torch.logical_not(good, out=torch.empty_like(good, dtype=torch.uint8))
+    relative = (error / magnitude).masked_fill_(magnitude == 0, 0.0)
     return Comparison(
-        bad.sum(dtype=torch.int64),
-        bad.flatten().to(torch.uint8).argmax(),
-        error.amax().to(torch.float64),
-        relative.amax().to(torch.float64),
+        bad.sum(dtype=torch.int64), bad.flatten().argmax(), torch.stack([error.amax(), relative.amax()])
     )
 
 
@@ -112,34 +110,30 @@ def _is_packed(dtype: torch.dtype) -> bool:
 def _inexact(
     actual: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    raw, magnitude = (actual - expected).abs(), expected.abs()
-    finite = raw.isfinite()
-    close = finite & (raw <= tolerance.atol + tolerance.rtol * magnitude)
+    """Which elements are equal; the absolute differences; and the magnitudes of the reference, all of them finite."""
+    # What is not finite differs by more than anything, unless it counts as equal.
+    error = (actual - expected).abs().nan_to_num_(torch.inf, torch.inf)
     if tolerance.equal_inf:
-        close = close | (actual == expected)
+        error.masked_fill_(actual == expected, 0.0)
     if tolerance.equal_nan:
-        close = close | (actual.isnan() & expected.isnan())
-    zero, bad = torch.zeros_like(raw), ~close
-    # What is not finite has no size of error: none if it counts as equal, and else more than any. It is filled in by a
-    # kernel, and not made from a number on the host, whose copy a capture might refuse.
-    other = zero.masked_fill(bad, torch.inf)
-    relative = torch.where(magnitude > 0, raw / magnitude, zero)
-    return bad, torch.where(finite, raw, other), torch.where(finite, relative, other)
+        error.masked_fill_(actual.isnan() & expected.isnan(), 0.0)
+    magnitude = expected.abs().nan_to_num_(1.0)  # anything but 0, which would have no relative error
+    return error <= (magnitude * tolerance.rtol + tolerance.atol).nan_to_num_(), error, magnitude
 
 
 def _exact(
     actual: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `_inexact`, for integers."""
     if actual.dtype is torch.uint64:
-        differs = actual.view(torch.int64) != expected.view(torch.int64)
+        good = actual.view(torch.int64) == expected.view(torch.int64)
     else:
-        differs = actual != expected
-    raw, magnitude = actual.to(torch.float64), expected.to(torch.float64)
-    raw, magnitude = (raw - magnitude).abs(), magnitude.abs()
-    zero = torch.zeros_like(raw)
+        good = actual == expected
+    magnitude = expected.to(torch.float64)
+    error = (actual.to(torch.float64) - magnitude).abs()
+    magnitude = magnitude.abs()
     # float64 cannot tell all 64-bit integers apart, but two that differ do so by 1 at least.
-    error = torch.where(differs, raw.clamp(min=1.0), zero)
-    relative = torch.where(magnitude > 0, error / magnitude, zero)
+    error = error.clamp_(min=1.0).masked_fill_(good, 0.0)
     if tolerance.rtol == 0 and tolerance.atol == 0:
-        return differs, error, relative
-    return differs & (error > tolerance.atol + tolerance.rtol * magnitude), error, relative
+        return good, error, magnitude
+    return error <= magnitude * tolerance.rtol + tolerance.atol, error, magnitude

@@ -137,7 +137,7 @@ def again(
             found = compare(actual[name], expected[name], tolerance)
             numbers = (0, 0, 0.0, 0.0)
             if found is not None:
-                numbers = (int(found.bad), int(found.index), float(found.max_abs), float(found.max_rel))
+                numbers = (int(found.bad), int(found.index), *found.errors.tolist())
             bad, index, max_abs, max_rel = numbers
             what = f"{first} and {second}"
             outcomes.append(Outcome(number, name, what, bad, actual[name].numel(), index, max_abs, max_rel))

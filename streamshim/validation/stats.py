@@ -200,19 +200,20 @@ def update(slot: Slot, found: Comparison | None, sample: int) -> torch.Tensor:
     Returns:
         Whether the run was counted as bad: 0 or 1, int64 without dimensions.
     """
-    run = slot.ints[RUNS] + 1
+    before = slot.ints[RUNS]
+    run = before + 1
     one = torch.ones_like(run)
-    active = one if sample == 1 else ((run - 1) % sample == 0).to(torch.int64)
+    active = one if sample == 1 else (before % sample == 0).to(torch.int64)
     if found is None:
         zero = torch.zeros_like(run)
         slot.ints.add_(torch.stack([one, active, zero, zero, zero, zero]))
         return zero
-    elements, errors = found.bad, torch.stack([found.max_abs, found.max_rel])
+    elements, errors = found.bad, found.errors
     if sample != 1:
         # Not a product: the errors may be infinite.
-        elements, errors = elements * active, torch.where(active > 0, errors, torch.zeros_like(errors))
-    bad = (elements > 0).to(torch.int64)
+        elements, errors = elements * active, errors.masked_fill(active == 0, 0.0)
+    bad = elements.clamp(max=1)
     is_first = bad * (slot.ints[FIRST_RUN] == 0)
     slot.ints.add_(torch.stack([one, active, bad, elements, is_first * run, is_first * found.index]))
-    slot.floats.copy_(torch.maximum(slot.floats, errors))
+    torch.maximum(slot.floats, errors, out=slot.floats)
     return bad

@@ -58,6 +58,7 @@ class Plan:
         simple: no stream is passed at a call, and the launch can be bound: TVM-FFI does all that is needed.
         simple_first: the same, and the tensor is the first argument.
         only: the place of the stream if there is one, plain and positional; else -1.
+        direct: the same, if `tensor` is known; else -1.
     """
 
     slots: tuple[Slot, ...]
@@ -67,12 +68,15 @@ class Plan:
     simple: bool = field(init=False)
     simple_first: bool = field(init=False)
     only: int = field(init=False, default=-1)
+    direct: int = field(init=False, default=-1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "simple", not self.slots and self.launch.can_bind)
         object.__setattr__(self, "simple_first", self.simple and self.tensor == 0)
         if len(self.slots) == 1 and not self.slots[0].path and self.launch.can_bind:
             object.__setattr__(self, "only", self.slots[0].index)
+            if self.tensor >= 0:
+                object.__setattr__(self, "direct", self.only)
 
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], convert: Callable[[int, str], int]

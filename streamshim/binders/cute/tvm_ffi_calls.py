@@ -38,8 +38,7 @@ def call_with_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
             if plan.simple_first:
                 if args and type(args[0]) is devices.tensor_type:
                     return run(*args, **kwargs)
-            elif 0 <= plan.only < len(args) and plan.tensor >= 0 and gate.active:
-                place = plan.only
+            elif (place := plan.direct) >= 0 and place < len(args) and gate.active:
                 if gate.one_device and not plan.environment:
                     device = 0
                 elif plan.tensor < len(args) and type(args[plan.tensor]) is devices.tensor_type:
@@ -47,17 +46,19 @@ def call_with_wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
                 else:
                     return _call(original, self, plan, args, kwargs)
                 value = args[place]
-                exact = type(value) is stream_objects.stream_type
-                given = int(value) if exact else 0 if value is None else handle_of(value, plan.slots[0].name)
                 handle = gate.current_handle(device)
+                if type(value) is stream_objects.stream_type:
+                    given = int(value)
+                    if given == handle:
+                        return run(*args, **kwargs)
+                else:
+                    given = 0 if value is None else handle_of(value, plan.slots[0].name)
                 # `gate.resolve` spelt out, as far as it needs no question to the driver.
                 if given != handle and not (gate._binds and given <= LAST_DEFAULT):
                     handle = gate.resolve(given, device, plan.launch, plan.slots[0].name)
-                if handle != given or not exact:
-                    filled = [*args]
-                    filled[place] = by_handle.get(handle) or stream_objects.stream_object(handle)
-                    return run(*filled, **kwargs)
-                return run(*args, **kwargs)
+                filled = [*args]
+                filled[place] = by_handle.get(handle) or stream_objects.stream_object(handle)
+                return run(*filled, **kwargs)
             elif plan.simple and 0 <= plan.tensor < len(args) and type(args[plan.tensor]) is devices.tensor_type:
                 return run(*args, **kwargs)
         return _call(original, self, plan, args, kwargs)
