@@ -1,7 +1,7 @@
 """Group "in capture": what a launch, a capture's begin and end, and a large capture cost; and group "replay".
 
-In strict mode captures are watched with CUPTI, so its launches show what the watch costs; a whole capture has a variant
-"watch" for that. The variant "redirect" launches on NULL, from a library that streamshim does not know, in bind mode.
+The variants "watch" and "redirect" are in bind mode, which does neither by itself; "redirect" launches on NULL, from a
+library that streamshim does not know. Strict mode watches, and reads the graph when its capture ends.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from streamshim.runtime import CaptureState
 from streamshim.runtime.simulated import Graph, Simulator
 
 from .machine import STAND_IN, Machine
-from .measuring import BIND, BURST, OFF, REDIRECT, STATES, STRICT, Form, Result, Variant, installed, measure
+from .measuring import BIND, BURST, OFF, REDIRECT, STATES, STRICT, WATCH, Form, Result, Variant, installed, measure
 
 GROUP, REPLAY = "in capture", "replay"
 ONE = "capture of one launch"
 LARGE, REPLAYED = 5_000, 1_000
 PAIR = (("bare", OFF), ("shim", BIND))
-WATCHED = (*PAIR, ("watch", STRICT), ("redirect", REDIRECT))
+WATCHED = (*PAIR, ("strict", STRICT), ("watch", WATCH), ("redirect", REDIRECT))
 #: A launch on NULL of the form "ctypes", which is moved into the capture.
 _ON_NULL = "bare(x, out, n, None)"
 
@@ -74,7 +74,11 @@ def _launches(machine: Machine, forms: list[Form], rounds: int) -> list[Result]:
     """One launch in an open capture: the same statements as outside, but for the one that stays outside it."""
     forms = [f for f in forms if f.name != "TVM-FFI function, addresses"]
     chosen = [(f, v) for f in forms for v in f.variants if v.name in ("bare", "shim", "shim, None", "strict")]
-    chosen += [(f, Variant("redirect", REDIRECT, _ON_NULL, f.variants[0].names)) for f in forms if f.name == "ctypes"]
+    for form in forms:
+        if form.name == "ctypes":
+            shim = next(v for v in form.variants if v.name == "shim")
+            chosen.append((form, Variant("watch", WATCH, shim.statement, shim.names)))
+            chosen.append((form, Variant("redirect", REDIRECT, _ON_NULL, shim.names)))
     results = {(f.name, v.name): Result(GROUP, f.name, v.name, "ns") for f, v in chosen}
     for turn in range(rounds):
         for state in (*STATES[turn % len(STATES) :], *STATES[: turn % len(STATES)]):
@@ -94,7 +98,7 @@ def _whole(machine: Machine, ctypes_form: Form, rounds: int) -> list[Result]:
     """A capture with one launch from begin to end, and one with 5,000."""
     names = dict(ctypes_form.variants[0].names)
     statements = {v.name: v.statement for v in ctypes_form.variants}
-    statements |= {"watch": statements["strict"], "redirect": _ON_NULL}
+    statements |= {"watch": statements["shim"], "redirect": _ON_NULL}
     results = []
     for count, name, unit, scale in ((1, ONE, "us", 1e3), (LARGE, f"capture of {LARGE:,} launches", "ms", 1e6)):
         pair = {state: Result(GROUP, name, variant, unit) for variant, state in WATCHED}

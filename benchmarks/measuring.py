@@ -12,9 +12,9 @@ from typing import Any
 
 import streamshim
 
-#: What is installed while a variant runs: nothing, or streamshim in a mode; in bind mode also with redirect.
-OFF, BIND, STRICT, REDIRECT = "off", "bind", "strict", "redirect"
-STATES = (OFF, BIND, STRICT, REDIRECT)
+#: What is installed while a variant runs: nothing, or streamshim in a mode; in bind mode also with watch or redirect.
+OFF, BIND, STRICT, WATCH, REDIRECT = "off", "bind", "strict", "watch", "redirect"
+STATES = (OFF, BIND, STRICT, WATCH, REDIRECT)
 
 #: Launches in a burst: what the launch queue holds (1,024) is not reached, so that no launch waits for the GPU.
 BURST = 300
@@ -87,7 +87,8 @@ def installed(state: str) -> Iterator[None]:
         streamshim.uninstall()
         yield
         return
-    with streamshim.install(BIND, redirect=True) if state == REDIRECT else streamshim.install(state):
+    more = {state: True} if state in (WATCH, REDIRECT) else {}
+    with streamshim.install(BIND if more else state, **more):
         yield
 
 

@@ -19,7 +19,7 @@ from .measuring import BIND, Form, Result, installed
 GROUP = "process"
 LAUNCHES = 1_000_000
 #: Of those that do nothing, in pairs.
-PROCESSES = 200
+PROCESSES = 300
 
 _INSTALL = """
 import sys, time

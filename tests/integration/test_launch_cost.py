@@ -25,8 +25,8 @@ from streamshim import gate, runtime
 LIMITS = {
     ("CuTe TVM-FFI, no stream", "shim"): (0, 20),
     ("CuTe TVM-FFI, no stream", "shim, environment stream"): (0, 20),
-    ("CuTe TVM-FFI, stream argument", "shim"): (0, 100),
-    ("CuTe TVM-FFI, stream argument", "shim, None"): (0, 125),
+    ("CuTe TVM-FFI, stream argument", "shim"): (0, 75),
+    ("CuTe TVM-FFI, stream argument", "shim, None"): (0, 100),
     ("CuTe plain, stream argument", "shim"): (4, 280),
     ("CuTe plain, stream argument", "shim, None"): (5, 300),
     ("ctypes", "shim"): (1, 60),

@@ -6,9 +6,10 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
+import streamshim
 from benchmarks import charts, tables
 from benchmarks.budgets import BUDGETS, check
-from benchmarks.measuring import Form, Result, Variant, measure, spread
+from benchmarks.measuring import Form, Result, Variant, installed, measure, spread
 
 
 def result(variant, *samples, form="ctypes", group="launch", unit="ns"):
@@ -29,6 +30,17 @@ def test_a_ratio_is_taken_round_by_round():
     assert (budget["value"], budget["p10"], budget["p90"], budget["met"]) == (1.05, 1.05, 1.05, True)
     results[1] = result("shim", 1150, 1150, 1150)
     assert not next(b for b in check(results, gpu=True) if b["at_most"] == 1.10)["met"]
+
+
+def test_what_drowns_in_noise_is_compared_at_its_least():
+    form = {"form": "a process that does nothing", "group": "process", "unit": "ms"}
+    quiet, busy = [10.0] * 4, [10.0, 10.0, 18.0, 25.0]
+    results = [result("bare", *quiet, **form), result("start-up file, inactive", *busy, **form)]
+    (budget,) = check(results, gpu=True)
+    assert (budget["value"], budget["met"]) == (1.0, True)
+    results[1] = result("start-up file, inactive", 10.5, 10.5, 18.0, 25.0, **form)
+    (budget,) = check(results, gpu=True)
+    assert (budget["value"], budget["met"]) == (1.05, False)
 
 
 def test_budgets_of_the_other_kind_of_machine_are_left_out():
@@ -80,8 +92,6 @@ def test_charts_are_well_formed():
 
 
 def test_every_variant_runs_in_its_state_in_every_round():
-    import streamshim
-
     seen, settled = [], []
     names = {"note": lambda name: seen.append((name, streamshim.status().mode))}
     variants = tuple(Variant(state, state, f"note({state!r})", names) for state in ("off", "bind", "strict"))
@@ -90,3 +100,10 @@ def test_every_variant_runs_in_its_state_in_every_round():
     assert {(name, mode) for name, mode in seen} == {("off", "off"), ("bind", "bind"), ("strict", "strict")}
     assert len(settled) == 2 * 9
     assert not streamshim.status().installed
+
+
+@pytest.mark.parametrize(("state", "watch", "redirect"), [("watch", True, False), ("redirect", False, True)])
+def test_what_bind_mode_does_only_when_it_is_asked_to(state, watch, redirect):
+    with installed(state):
+        settings = streamshim.install().settings
+        assert (settings.mode, settings.watches, settings.redirect) == ("bind", watch, redirect)
