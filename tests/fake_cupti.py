@@ -23,7 +23,7 @@ class FakeCupti:
     """Tells of the calls that a test makes."""
 
     def __init__(self):
-        self.told, self.closed, self.error = None, 0, None
+        self.told, self.closed, self.left, self.error = None, 0, 0, None
         self.names = dict(watch.NAMES)
 
     def name_of(self, function):
@@ -40,6 +40,10 @@ class FakeCupti:
     def close(self):
         self.told = None
         self.closed += 1
+
+    def leave(self):
+        assert self.told is None, "it is to be closed first"
+        self.left += 1
 
     def launch(self, function, stream, symbol=None, size=8, status=0):
         """A launch, as the driver is called with it; returns the stream that the driver reads."""
@@ -72,7 +76,7 @@ class FakeCupti:
         """The entry of a call with these parameters."""
         self.told(function, CallbackData(callbackSite=0, functionParams=parameters))
 
-    def leave(self, function, parameters):
+    def come_back(self, function, parameters):
         """Its return."""
         self.told(function, CallbackData(callbackSite=1, functionParams=parameters))
 

@@ -1,4 +1,4 @@
-"""torch's profiler is let have CUPTI when it starts inside a watched capture.
+"""torch's profiler is let have CUPTI when it starts, which the watch has kept since the first capture.
 
 CUPTI has one subscriber for the process. A profiler that finds it taken when it starts for the first time goes without
 its CUDA events, then and ever after, and only logs a line (seen with torch 2.11).

@@ -46,6 +46,9 @@ class Source(Protocol):
     def subscribe(self, told: Callable[[int, Any], None], functions: Iterable[int]) -> Subscription:
         """Tell of these functions until the result is closed."""
 
+    def leave(self) -> None:
+        """Let others have what only one can have, and what this keeps from one subscription to the next."""
+
     def name_of(self, function: int) -> str:
         """The name of a function, or an empty string."""
 
@@ -109,9 +112,8 @@ class Watch:
     def closing(self, window: Window) -> None:
         with self._lock:
             self._open.discard(window.id)
-            if not self._open and self._subscription is not None:
-                subscription, self._subscription = self._subscription, None
-                subscription.close()
+            if not self._open:
+                self._stop()
 
     def give_way(self, whom: str) -> None:
         """Let somebody else have CUPTI: what is captured now is watched no further.
@@ -120,12 +122,12 @@ class Watch:
             whom: who wants it, in words.
         """
         with self._lock:
-            if self._subscription is None:
-                return
-            subscription, self._subscription = self._subscription, None
-            subscription.close()
-            self.off = f"{whom} was started inside a capture, and CUPTI has one user at a time"
-        log.warning("streamshim: the rest of this capture is not watched: %s", self.off)
+            was_watching = self._subscription is not None
+            self._leave()
+            if was_watching:
+                self.off = f"{whom} was started inside a capture, and CUPTI has one user at a time"
+        if was_watching:
+            log.warning("streamshim: the rest of this capture is not watched: %s", self.off)
 
     def compare(self, window: Window, nodes: Iterable[Node]) -> None:
         """Hold the nodes of a graph against what was launched into its capture; `judge` tells what is missing."""
@@ -139,9 +141,7 @@ class Watch:
         """For `uninstall`: watch nothing more, also if a capture is just beginning in another thread."""
         with self._lock:
             self._wanted = lambda: False
-            if self._subscription is not None:
-                subscription, self._subscription = self._subscription, None
-                subscription.close()
+            self._leave()
 
     def judge(self, window: Window) -> BaseException | None:
         """What was found in a capture that has ended well: an error in strict and check mode, a warning in bind mode.
@@ -215,6 +215,16 @@ class Watch:
             if reason != self.off or gate.mode() is Mode.STRICT:
                 log.warning("streamshim: this capture is not watched: %s", reason)
             self.off = reason
+
+    def _stop(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            subscription.close()
+
+    def _leave(self) -> None:
+        self._stop()
+        if self._source is not None:
+            self._source.leave()
 
     def _told(self, function: int, data: Any) -> None:
         # Called from inside the driver, in any thread. What is asked of the driver here would come by here again.

@@ -1,9 +1,12 @@
 """CUPTI's callback API, through ctypes on the ``libcupti`` that torch has mapped: what the driver is called with.
 
 A subscriber sees every call of the enabled functions of the driver, at entry and at exit, in the thread that makes it;
-the runtime's calls come by here too, since they end in the driver's. CUPTI has one subscriber for the process, so
-this one lives from the begin of a capture to its end and no longer
-(https://docs.nvidia.com/cupti/api/group__CUPTI__CALLBACK__API.html).
+the runtime's calls come by here too, since they end in the driver's. Functions are enabled from the begin of a capture
+to its end (https://docs.nvidia.com/cupti/api/group__CUPTI__CALLBACK__API.html).
+
+CUPTI has one subscriber for the process, and this one stays. A thread that comes back from a callback goes on in the
+list of subscribers from the entry that it came from. Where that was freed meanwhile and another one made, it reads
+memory that is somebody else's: one in 17,000 captures beside three busy threads ended in a segmentation fault (13.0).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,6 +26,11 @@ from ..errors import StreamShimError
 _DRIVER_API, ENTER = 1, 0
 #: ``CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED``.
 TAKEN = 39
+_FUNCTIONS = (
+    "cuptiSubscribe", "cuptiUnsubscribe", "cuptiEnableCallback", "cuptiEnableDomain", "cuptiGetCallbackName",
+)  # fmt: skip
+#: Seconds in which threads come back from their callbacks, also those that wait for the GIL there.
+_GRACE = 0.02
 
 
 class CuptiError(StreamShimError):
@@ -77,10 +86,11 @@ class Cupti:
         path = _mapped("libcupti.so")
         if path is None:
             raise CuptiError("no libcupti is loaded in this process; torch brings one with its CUDA builds")
-        self._library = ctypes.CDLL(path)
-        for name in ("cuptiSubscribe", "cuptiUnsubscribe", "cuptiEnableCallback", "cuptiGetCallbackName"):
+        self._library: Any = ctypes.CDLL(path)
+        for name in _FUNCTIONS:
             getattr(self._library, name).restype = ctypes.c_int
         self._names: dict[int, str] = {}
+        self._subscriber: _Subscriber | None = None
 
     def name_of(self, function: int) -> str:
         """The name of a function of the driver, by CUPTI's number for it; an empty string if there is none."""
@@ -94,6 +104,8 @@ class Cupti:
     def subscribe(self, told: Callable[[int, CallbackData], None], functions: Iterable[int]) -> Subscription:
         """Be told of every call of some functions of the driver, by any thread, until `Subscription.close`.
 
+        CUPTI is taken from then on, also after that, until `leave`.
+
         Args:
             told: called with CUPTI's number for the function and what is known of the call, at its entry and at its
                 exit; must not raise, since nobody would see it.
@@ -103,20 +115,31 @@ class Cupti:
             CuptiError: with `TAKEN` if somebody else is subscribed (a profiler), or another number.
         """
         global _told
-        handle = ctypes.c_void_p()
-        self._check("cuptiSubscribe", self._library.cuptiSubscribe(ctypes.byref(handle), _CALL, None))
-        subscription = Subscription(self._library, handle)
+        if self._subscriber is None or self._subscriber.process != os.getpid():
+            handle = ctypes.c_void_p()
+            self._check("cuptiSubscribe", self._library.cuptiSubscribe(ctypes.byref(handle), _CALL, None))
+            self._subscriber = _Subscriber(self._library, handle)
+        subscriber = self._subscriber
+        subscription = Subscription(subscriber)
         _told = told
         try:
             enable = self._library.cuptiEnableCallback
             for function in functions:
-                result = enable(1, handle, _DRIVER_API, function)
+                result = enable(1, subscriber.handle, _DRIVER_API, function)
                 if result != 0:
                     self._check("cuptiEnableCallback", result)
         except BaseException:
             subscription.close()
             raise
         return subscription
+
+    def leave(self) -> None:
+        """Let somebody else have CUPTI; not between `subscribe` and `Subscription.close`."""
+        subscriber, self._subscriber = self._subscriber, None
+        if subscriber is not None:
+            # Who subscribes next must not find threads that are still in a callback of this one.
+            time.sleep(_GRACE)
+            subscriber.leave()
 
     @staticmethod
     def _check(name: str, result: int) -> None:
@@ -138,21 +161,40 @@ def found() -> Cupti:
     return Cupti()
 
 
-class Subscription:
-    """What `Cupti.subscribe` returns; closed at the latest when Python ends, after which nothing may be called."""
+class _Subscriber:
+    """CUPTI's word for us; given back at the latest when Python ends, after which nothing may be called.
+
+    Attributes:
+        library: libcupti.
+        handle: the ``CUpti_SubscriberHandle``.
+        process: which it is of. In a forked child CUPTI does not work, and may wait for a lock that nobody holds.
+        leave: gives it back; called twice it does nothing.
+    """
 
     def __init__(self, library: Any, handle: ctypes.c_void_p) -> None:
-        self._close = weakref.finalize(self, _unsubscribe, library, handle, os.getpid())
+        self.library, self.handle, self.process = library, handle, os.getpid()
+        self.leave = weakref.finalize(self, _unsubscribe, library, handle, self.process)
+
+
+class Subscription:
+    """What `Cupti.subscribe` returns."""
+
+    def __init__(self, subscriber: _Subscriber) -> None:
+        self._subscriber: _Subscriber | None = subscriber
 
     def close(self) -> None:
         """Be told of nothing more. Called twice it does nothing."""
-        self._close()
+        global _told
+        subscriber, self._subscriber = self._subscriber, None
+        if subscriber is not None:
+            _told = None
+            if subscriber.process == os.getpid():
+                subscriber.library.cuptiEnableDomain(0, subscriber.handle, _DRIVER_API)
 
 
 def _unsubscribe(library: Any, handle: ctypes.c_void_p, process: int) -> None:
     global _told
     _told = None
-    # In a forked child it is the parent's: CUPTI does not work there, and may wait for a lock that nobody holds.
     if os.getpid() == process:
         library.cuptiUnsubscribe(handle)
 

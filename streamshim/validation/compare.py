@@ -84,9 +84,7 @@ def compare(actual: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) 
     good, error, magnitude = (_inexact if inexact else _exact)(actual, expected, tolerance)
     bad = torch.logical_not(good, out=torch.empty_like(good, dtype=torch.uint8))
     relative = (error / magnitude).masked_fill_(magnitude == 0, 0.0)
-    return Comparison(
-        bad.sum(dtype=torch.int64), bad.flatten().argmax(), torch.stack([error.amax(), relative.amax()])
-    )
+    return Comparison(bad.sum(dtype=torch.int64), bad.flatten().argmax(), torch.stack([error.amax(), relative.amax()]))
 
 
 def _comparable(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from test_ctypes import libraries, load, none, path  # noqa: F401, fixtures
 import streamshim
 from streamshim import callsite, capture
 from streamshim.guards.watch import Watch
-from streamshim.runtime.cupti import Cupti
+from streamshim.runtime.cupti import TAKEN, Cupti, CuptiError
 from streamshim.runtime.driver_calls import LAUNCHES, stream_address
 
 
@@ -131,8 +131,6 @@ def test_a_sync_below_python_is_named(strict):
     assert "in thread MainThread, at" in " ".join(str(lost.value).split())
     assert "test_watch.py" in str(lost.value)
     assert the_watch()._subscription is None
-    subscription = Cupti().subscribe(lambda function, data: None, [])
-    subscription.close()
     torch.cuda.synchronize()
     capture_of(*innocent())
 
@@ -231,6 +229,70 @@ def test_threads_that_free_tensors_meanwhile_do_not_hang():
     done = subprocess.run([sys.executable, "-c", DEADLOCK], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "True ''"
+
+
+IN_A_CALLBACK = """
+import faulthandler, threading, torch, streamshim
+from streamshim.guards.watch import Watch
+
+faulthandler.enable()
+faulthandler.dump_traceback_later(60, exit=True)
+streamshim.install("strict")
+x = torch.zeros(8, device="cuda")
+mine, theirs = torch.cuda.Stream(), torch.cuda.Stream()
+inside, go_on, original = threading.Event(), threading.Event(), Watch._told
+
+def told(self, function, data):
+    if threading.current_thread().name == "launcher" and not inside.is_set():
+        inside.set()
+        assert go_on.wait(10)
+    original(self, function, data)
+
+def launch():
+    with torch.cuda.stream(theirs):
+        x.add_(1)
+
+Watch._told = told
+for _ in range(200):
+    inside.clear()
+    go_on.clear()
+    first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(mine):
+        first.capture_begin(capture_error_mode="thread_local")
+        thread = threading.Thread(target=launch, name="launcher")
+        thread.start()
+        assert inside.wait(10)
+        first.capture_end()
+        second.capture_begin(capture_error_mode="thread_local")
+        go_on.set()
+        thread.join()
+        second.capture_end()
+torch.cuda.synchronize()
+print(x.tolist() == [200.0] * 8, repr(streamshim.status().guards_off))
+"""
+
+
+def test_a_thread_that_comes_back_from_a_callback_in_the_next_capture():
+    """It goes on in CUPTI's list of subscribers, whose entry must be the one that it came from."""
+    done = subprocess.run([sys.executable, "-c", IN_A_CALLBACK], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "True ''"
+
+
+def test_cupti_is_kept_from_capture_to_capture_and_given_back():
+    with streamshim.install("strict"):
+        capture_of(*innocent())
+        with pytest.raises(CuptiError) as taken:
+            Cupti().subscribe(lambda function, data: None, [])
+        assert taken.value.code == TAKEN
+        capture_of(*innocent())
+        assert streamshim.status().guards_off == ""
+    other = Cupti()
+    other.subscribe(lambda function, data: None, []).close()
+    other.leave()
+    with streamshim.install("strict"):
+        capture_of(*innocent())
+        assert streamshim.status().guards_off == ""
 
 
 PROFILED = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -15,25 +16,36 @@ from streamshim.runtime.cupti import CallbackData, Cupti, CuptiError
 LAUNCH, COPY = 307, 306
 
 
+HANDLE = 0x7F00_0000_0001
+
+
 class Library:
     """``libcupti``, which keeps the address that it is to call, as C does."""
 
     def __init__(self, refuse=None):
-        self.address, self.enabled, self.closed, self.refuse = 0, [], 0, refuse
+        self.address, self.enabled, self.refuse = 0, [], refuse
+        self.asked = []  # in the order in which it was
 
     def cuptiSubscribe(self, handle, call, user):
-        handle._obj.value = 0x7F00_0000_0001
+        handle._obj.value = HANDLE
         self.address = ctypes.cast(call, ctypes.c_void_p).value
+        self.asked.append("subscribe")
         return 0
 
     def cuptiEnableCallback(self, on, handle, domain, function):
-        assert (on, handle.value, domain) == (1, 0x7F00_0000_0001, 1)
+        assert (on, handle.value, domain) == (1, HANDLE, 1)
         self.enabled.append(function)
         return 3 if function == self.refuse else 0
 
+    def cuptiEnableDomain(self, on, handle, domain):
+        assert (on, handle.value, domain) == (0, HANDLE, 1)
+        self.enabled.clear()
+        self.asked.append("disable")
+        return 0
+
     def cuptiUnsubscribe(self, handle):
-        assert handle.value == 0x7F00_0000_0001
-        self.closed += 1
+        assert handle.value == HANDLE
+        self.asked.append("unsubscribe")
         return 0
 
     def call(self, function):
@@ -43,7 +55,7 @@ class Library:
 
 def over(library):
     made = Cupti.__new__(Cupti)
-    made._library, made._names = library, {}
+    made._library, made._names, made._subscriber = library, {}, None
     return made
 
 
@@ -61,9 +73,8 @@ def test_the_library_is_looked_for_once_but_until_it_is_there(not_found, monkeyp
     for _ in range(2):
         with pytest.raises(CuptiError, match="no libcupti is loaded"):
             cupti.found()
-    names = ("cuptiSubscribe", "cuptiUnsubscribe", "cuptiEnableCallback", "cuptiGetCallbackName")
     monkeypatch.setattr(cupti, "_mapped", lambda name: looked.append(name) or "/opt/libcupti.so.13")
-    library = SimpleNamespace(**{name: SimpleNamespace() for name in names})
+    library = SimpleNamespace(**{name: SimpleNamespace() for name in cupti._FUNCTIONS})
     monkeypatch.setattr(ctypes, "CDLL", lambda path: library)
     assert cupti.found() is cupti.found()
     assert looked == ["libcupti.so"] * 3
@@ -98,11 +109,48 @@ def test_the_library_is_found_among_what_the_process_has_mapped(monkeypatch):
 
 def test_what_is_called_is_told_until_it_is_closed():
     library, seen = Library(), []
-    subscription = over(library).subscribe(lambda function, data: seen.append((function, data.callbackSite)), [LAUNCH])
+    made = over(library)
+    subscription = made.subscribe(lambda function, data: seen.append((function, data.callbackSite)), [LAUNCH])
+    assert library.enabled == [LAUNCH]
     library.call(LAUNCH)
     subscription.close()
     subscription.close()
-    assert (seen, library.enabled, library.closed) == ([(LAUNCH, 0)], [LAUNCH], 1)
+    library.call(LAUNCH)
+    assert (seen, library.enabled, library.asked) == ([(LAUNCH, 0)], [], ["subscribe", "disable"])
+
+
+def test_captures_one_after_the_other_have_one_subscriber():
+    """A thread may come back from a callback of the first one while the second is subscribed."""
+    library, seen = Library(), []
+    made = over(library)
+    for number in range(3):
+        subscription = made.subscribe(lambda function, data, number=number: seen.append(number), [LAUNCH])
+        library.call(LAUNCH)
+        subscription.close()
+    assert (seen, library.asked) == ([0, 1, 2], ["subscribe", *["disable"] * 3])
+
+
+def test_who_leaves_waits_for_threads_that_are_in_a_callback(monkeypatch):
+    library, inside, go_on, left_with = Library(), threading.Event(), threading.Event(), []
+
+    def told(function, data):
+        inside.set()
+        assert go_on.wait(10)
+        left_with.append(list(library.asked))
+
+    made = over(library)
+    subscription = made.subscribe(told, [LAUNCH])
+    thread = threading.Thread(target=library.call, args=(LAUNCH,))
+    thread.start()
+    assert inside.wait(10)
+    monkeypatch.setattr(cupti.time, "sleep", lambda seconds: (go_on.set(), thread.join()))
+    subscription.close()
+    made.leave()
+    made.leave()
+    assert left_with == [["subscribe", "disable"]]
+    assert library.asked == ["subscribe", "disable", "unsubscribe"]
+    made.subscribe(lambda function, data: None, [LAUNCH])
+    assert library.asked[-1] == "subscribe"
 
 
 def test_a_thread_that_is_on_its_way_into_the_callback_finds_it_after_the_end():
@@ -118,21 +166,35 @@ def test_a_thread_that_is_on_its_way_into_the_callback_finds_it_after_the_end():
     del filler
 
 
-def test_a_refusal_leaves_nothing_subscribed():
+def test_a_refusal_leaves_nothing_enabled():
     library = Library(refuse=COPY)
+    made = over(library)
     with pytest.raises(CuptiError, match="cuptiEnableCallback failed with CUptiResult 3"):
-        over(library).subscribe(lambda function, data: None, [LAUNCH, COPY])
-    assert library.closed == 1
+        made.subscribe(lambda function, data: None, [LAUNCH, COPY])
+    assert (library.enabled, library.asked) == ([], ["subscribe", "disable"])
 
 
 def test_a_forked_child_does_not_ask_cupti(monkeypatch):
     library, seen = Library(), []
-    subscription = over(library).subscribe(lambda function, data: seen.append(function), [LAUNCH])
+    made = over(library)
+    subscription = made.subscribe(lambda function, data: seen.append(function), [LAUNCH])
     child = os.getpid() + 1
     monkeypatch.setattr(cupti.os, "getpid", lambda: child)
     subscription.close()
+    made.leave()
     library.call(LAUNCH)
-    assert (library.closed, seen) == (0, [])
+    assert (library.asked, seen) == (["subscribe"], [])
+
+
+def test_what_a_forked_child_captures_is_its_own(monkeypatch):
+    library, seen = Library(), []
+    made = over(library)
+    made.subscribe(lambda function, data: None, [LAUNCH]).close()
+    child = os.getpid() + 1
+    monkeypatch.setattr(cupti.os, "getpid", lambda: child)
+    made.subscribe(lambda function, data: seen.append(function), [LAUNCH])
+    library.call(LAUNCH)
+    assert (library.asked, seen) == (["subscribe", "disable", "subscribe"], [LAUNCH])
 
 
 def test_at_the_end_of_a_process_it_is_closed(run_python):
@@ -143,7 +205,7 @@ class Library:
     def cuptiEnableCallback(self, *call): return 0
     def cuptiUnsubscribe(self, handle): print("closed")
 cupti = Cupti.__new__(Cupti)
-cupti._library = Library()
+cupti._library, cupti._subscriber = Library(), None
 kept = cupti.subscribe(lambda function, data: None, [])
 """
     assert run_python(code) == "closed\n"

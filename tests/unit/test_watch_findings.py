@@ -155,7 +155,7 @@ def test_it_is_subscribed_from_begin_to_end(watched, cupti):
     assert (cupti.told, cupti.closed) == (None, 1)
     with pytest.raises(ZeroDivisionError):
         watched(lambda: 1 / 0)
-    assert (cupti.told, cupti.closed) == (None, 2)
+    assert (cupti.told, cupti.closed, cupti.left) == (None, 2, 0)
 
 
 def test_two_captures_share_the_subscription(watched, cupti):
@@ -382,7 +382,7 @@ def test_uninstalling_while_a_capture_begins_leaves_nothing_subscribed(watched, 
     window = capture.Window(7, STREAM, 0, Site("a.py", 1, "a"), "MainThread", "global")
     watched.guard.opened(window)
     watched.guard.end()
-    assert (cupti.told, cupti.closed) == (None, 1)
+    assert (cupti.told, cupti.closed, cupti.left) == (None, 1, 1)
     watched.guard.opened(window)
     assert cupti.told is None
 

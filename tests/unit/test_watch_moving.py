@@ -231,7 +231,7 @@ def test_the_callers_structure_is_put_back_by_a_thread_that_is_not_pythons(watch
         cupti.enter(KERNEL_EX, parameters)
         assert config[CONFIG_STREAM // 8] == STREAM
         monkeypatch.setattr(watched.guard, "_inside", threading.local())
-        cupti.leave(KERNEL_EX, parameters)
+        cupti.come_back(KERNEL_EX, parameters)
         assert config[CONFIG_STREAM // 8] == 0
 
     watched(body)
@@ -247,11 +247,11 @@ def test_a_launch_inside_a_launch_puts_back_its_own(watched, cupti):
         inner, second, _b = config_of(0)
         cupti.enter(KERNEL_EX, outer)
         cupti.enter(KERNEL_EX, inner)
-        cupti.leave(KERNEL_EX, inner)
+        cupti.come_back(KERNEL_EX, inner)
         assert (first[CONFIG_STREAM // 8], second[CONFIG_STREAM // 8]) == (STREAM, 0)
         cupti.launch(KERNEL, 0)
         assert first[CONFIG_STREAM // 8] == STREAM
-        cupti.leave(KERNEL_EX, outer)
+        cupti.come_back(KERNEL_EX, outer)
         assert first[CONFIG_STREAM // 8] == 1
 
     watched(body)

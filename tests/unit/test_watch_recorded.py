@@ -245,7 +245,7 @@ def test_a_profiler_that_starts_in_a_capture_has_cupti(watched, cupti, caplog):
 
     class profile:
         def _prepare_trace(self):
-            seen.append(cupti.told)
+            seen.append((cupti.told, cupti.left))
 
     patches = PatchSet(profiler.patches(profile, watched.guard.give_way))
     patches.apply()
@@ -254,7 +254,8 @@ def test_a_profiler_that_starts_in_a_capture_has_cupti(watched, cupti, caplog):
         profile()._prepare_trace()
     finally:
         patches.undo()
-    assert seen == [None] * 3
+    # Also after the capture, since CUPTI stays subscribed to.
+    assert seen == [(None, 1), (None, 2), (None, 3)]
     (record,) = caplog.records
     assert "the rest of this capture is not watched: torch.profiler was started inside a capture" in record.getMessage()
     assert watched.guard.off.startswith("torch.profiler was started inside a capture")
