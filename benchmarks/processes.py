@@ -50,6 +50,9 @@ def _start_up() -> list[Result]:
     env = {name: value for name, value in os.environ.items() if name != "STREAMSHIM"}
     with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryDirectory() as filled:
         (Path(filled) / "streamshim.pth").write_text(file.read_text())
+        for folder in (empty, filled):
+            # Python imports a codec at the first such file, and there is another one in every environment.
+            (Path(folder) / "another.pth").write_text("# nothing\n")
         for turn in range(PROCESSES):
             for result, folder in list(zip(results, (empty, filled), strict=True))[:: -1 if turn % 2 else 1]:
                 # As Python does it for site-packages: without -S it would do so for the real ones, too.

@@ -19,7 +19,7 @@ PROCESSES = 6
 FORMS = {True: "launch, before and after a watched capture", False: "the same, capture not watched"}
 
 _CHILD = """
-import gc, json, statistics, sys, timeit
+import gc, json, statistics, sys, time, timeit
 import torch
 import streamshim
 
@@ -44,6 +44,11 @@ with streamshim.install("bind", watch=WATCH):
     with torch.cuda.graph(graph, stream=stream):
         x.add_(1)
     assert not streamshim.status().guards_off, streamshim.status().guards_off
+    # A while later CUPTI is given back.
+    time.sleep(1.1)
+    gc.collect()
+    from streamshim.runtime import cupti
+    assert not WATCH or not cupti.found()._resting
 print(json.dumps([before, bursts(300)]))
 """
 

@@ -4,15 +4,17 @@ A subscriber sees every call of the enabled functions of the driver, at entry an
 the runtime's calls come by here too, since they end in the driver's. Functions are enabled from the begin of a capture
 to its end (https://docs.nvidia.com/cupti/api/group__CUPTI__CALLBACK__API.html).
 
-CUPTI has one subscriber for the process, and this one stays. A thread that comes back from a callback goes on in the
-list of subscribers from the entry that it came from. Where that was freed meanwhile and another one made, it reads
-memory that is somebody else's: one in 17,000 captures beside three busy threads ended in a segmentation fault (13.0).
+CUPTI has one subscriber for the process, and this one outlives the capture. A thread that comes back from a callback
+goes on in the list of subscribers from the entry that it came from. Where that was freed meanwhile and another one
+made, it reads memory that is somebody else's: one in 17,000 captures beside three busy threads ended in a segmentation
+fault (13.0). So CUPTI is given back a while after the last capture, at a garbage collection: there is no thread for it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import os
 import time
 import weakref
@@ -29,8 +31,9 @@ TAKEN = 39
 _FUNCTIONS = (
     "cuptiSubscribe", "cuptiUnsubscribe", "cuptiEnableCallback", "cuptiEnableDomain", "cuptiGetCallbackName",
 )  # fmt: skip
-#: Seconds in which threads come back from their callbacks, also those that wait for the GIL there.
-_GRACE = 0.02
+#: Seconds in which threads come back from their callbacks, also those that wait for the GIL there: when somebody waits,
+#: and when nobody does.
+_GRACE, _REST = 0.02, 1.0
 
 
 class CuptiError(StreamShimError):
@@ -90,7 +93,8 @@ class Cupti:
         for name in _FUNCTIONS:
             getattr(self._library, name).restype = ctypes.c_int
         self._names: dict[int, str] = {}
-        self._subscriber: _Subscriber | None = None
+        #: The subscriber between two subscriptions; whoever takes it out has it, without a lock.
+        self._resting: list[_Subscriber] = []
 
     def name_of(self, function: int) -> str:
         """The name of a function of the driver, by CUPTI's number for it; an empty string if there is none."""
@@ -104,7 +108,7 @@ class Cupti:
     def subscribe(self, told: Callable[[int, CallbackData], None], functions: Iterable[int]) -> Subscription:
         """Be told of every call of some functions of the driver, by any thread, until `Subscription.close`.
 
-        CUPTI is taken from then on, also after that, until `leave`.
+        CUPTI is taken from then on, also for a while after that; see `leave`.
 
         Args:
             told: called with CUPTI's number for the function and what is known of the call, at its entry and at its
@@ -115,12 +119,12 @@ class Cupti:
             CuptiError: with `TAKEN` if somebody else is subscribed (a profiler), or another number.
         """
         global _told
-        if self._subscriber is None or self._subscriber.process != os.getpid():
+        subscriber = self._taken()
+        if subscriber is None or subscriber.process != os.getpid():
             handle = ctypes.c_void_p()
             self._check("cuptiSubscribe", self._library.cuptiSubscribe(ctypes.byref(handle), _CALL, None))
-            self._subscriber = _Subscriber(self._library, handle)
-        subscriber = self._subscriber
-        subscription = Subscription(subscriber)
+            subscriber = _Subscriber(self._library, handle)
+        subscription = Subscription(self, subscriber)
         _told = told
         try:
             enable = self._library.cuptiEnableCallback
@@ -134,12 +138,35 @@ class Cupti:
         return subscription
 
     def leave(self) -> None:
-        """Let somebody else have CUPTI; not between `subscribe` and `Subscription.close`."""
-        subscriber, self._subscriber = self._subscriber, None
+        """Let somebody else have CUPTI now; not between `subscribe` and `Subscription.close`."""
+        if self._at_collection in gc.callbacks:
+            gc.callbacks.remove(self._at_collection)
+        subscriber = self._taken()
         if subscriber is not None:
             # Who subscribes next must not find threads that are still in a callback of this one.
             time.sleep(_GRACE)
             subscriber.leave()
+
+    def _rest(self, subscriber: _Subscriber) -> None:
+        """Keep it for the next subscription, for a while."""
+        subscriber.rests_since = time.monotonic()
+        self._resting.append(subscriber)
+        if self._at_collection not in gc.callbacks:
+            gc.callbacks.append(self._at_collection)
+
+    def _taken(self) -> _Subscriber | None:
+        try:
+            return self._resting.pop()
+        except IndexError:
+            return None
+
+    def _at_collection(self, phase: str, info: Any) -> None:
+        for resting in self._resting[:1]:
+            # Looked at before it is taken out: a capture that begins in another thread must find it.
+            if phase == "stop" and time.monotonic() - resting.rests_since >= _REST:
+                subscriber = self._taken()
+                if subscriber is not None:
+                    subscriber.leave()
 
     @staticmethod
     def _check(name: str, result: int) -> None:
@@ -168,33 +195,35 @@ class _Subscriber:
         library: libcupti.
         handle: the ``CUpti_SubscriberHandle``.
         process: which it is of. In a forked child CUPTI does not work, and may wait for a lock that nobody holds.
+        rests_since: when nothing was enabled any more, by `time.monotonic`.
         leave: gives it back; called twice it does nothing.
     """
 
     def __init__(self, library: Any, handle: ctypes.c_void_p) -> None:
         self.library, self.handle, self.process = library, handle, os.getpid()
+        self.rests_since = 0.0
         self.leave = weakref.finalize(self, _unsubscribe, library, handle, self.process)
 
 
 class Subscription:
     """What `Cupti.subscribe` returns."""
 
-    def __init__(self, subscriber: _Subscriber) -> None:
-        self._subscriber: _Subscriber | None = subscriber
+    def __init__(self, cupti: Cupti, subscriber: _Subscriber) -> None:
+        self._cupti, self._subscriber = cupti, subscriber
+        self._is_open = True
 
     def close(self) -> None:
         """Be told of nothing more. Called twice it does nothing."""
         global _told
-        subscriber, self._subscriber = self._subscriber, None
-        if subscriber is not None:
+        if self._is_open:
+            self._is_open = False
             _told = None
-            if subscriber.process == os.getpid():
-                subscriber.library.cuptiEnableDomain(0, subscriber.handle, _DRIVER_API)
+            if self._subscriber.process == os.getpid():
+                self._subscriber.library.cuptiEnableDomain(0, self._subscriber.handle, _DRIVER_API)
+            self._cupti._rest(self._subscriber)
 
 
 def _unsubscribe(library: Any, handle: ctypes.c_void_p, process: int) -> None:
-    global _told
-    _told = None
     if os.getpid() == process:
         library.cuptiUnsubscribe(handle)
 

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -285,6 +286,14 @@ def test_cupti_is_kept_from_capture_to_capture_and_given_back():
         with pytest.raises(CuptiError) as taken:
             Cupti().subscribe(lambda function, data: None, [])
         assert taken.value.code == TAKEN
+        capture_of(*innocent())
+        assert streamshim.status().guards_off == ""
+        # A while after the last one, too.
+        time.sleep(1.1)
+        gc.collect()
+        other = Cupti()
+        other.subscribe(lambda function, data: None, []).close()
+        other.leave()
         capture_of(*innocent())
         assert streamshim.status().guards_off == ""
     other = Cupti()

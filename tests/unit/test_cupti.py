@@ -55,8 +55,16 @@ class Library:
 
 def over(library):
     made = Cupti.__new__(Cupti)
-    made._library, made._names, made._subscriber = library, {}, None
+    made._library, made._names, made._resting = library, {}, []
     return made
+
+
+@pytest.fixture(autouse=True)
+def callbacks():
+    """What is to be called at a garbage collection."""
+    before = list(gc.callbacks)
+    yield gc.callbacks
+    gc.callbacks[:] = before
 
 
 @pytest.fixture
@@ -149,8 +157,9 @@ def test_who_leaves_waits_for_threads_that_are_in_a_callback(monkeypatch):
     made.leave()
     assert left_with == [["subscribe", "disable"]]
     assert library.asked == ["subscribe", "disable", "unsubscribe"]
-    made.subscribe(lambda function, data: None, [LAUNCH])
+    subscription = made.subscribe(lambda function, data: None, [LAUNCH])
     assert library.asked[-1] == "subscribe"
+    subscription.close()
 
 
 def test_a_thread_that_is_on_its_way_into_the_callback_finds_it_after_the_end():
@@ -164,6 +173,71 @@ def test_a_thread_that_is_on_its_way_into_the_callback_finds_it_after_the_end():
     library.call(LAUNCH)
     assert seen == []
     del filler
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, as it is told to `cupti`."""
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now, sleep=lambda seconds: None)
+    monkeypatch.setattr(cupti, "time", clock)
+    return clock
+
+
+def test_a_while_after_the_last_capture_cupti_is_given_back(clock):
+    library = Library()
+    made = over(library)
+    made.subscribe(lambda function, data: None, [LAUNCH]).close()
+    clock.now += 0.9
+    gc.collect()
+    made.subscribe(lambda function, data: None, [LAUNCH]).close()
+    clock.now += 0.9
+    gc.collect()
+    assert library.asked == ["subscribe", "disable", "disable"]
+    clock.now += 0.2
+    gc.collect()
+    gc.collect()
+    assert library.asked == ["subscribe", "disable", "disable", "unsubscribe"]
+
+
+def test_it_is_not_given_back_from_under_a_capture(clock):
+    library, seen = Library(), []
+    made = over(library)
+    made.subscribe(lambda function, data: None, [LAUNCH]).close()
+    subscription = made.subscribe(lambda function, data: seen.append(function), [LAUNCH])
+    clock.now += 10
+    gc.collect()
+    library.call(LAUNCH)
+    assert (library.asked, seen) == (["subscribe", "disable"], [LAUNCH])
+    subscription.close()
+
+
+def test_a_collection_while_another_thread_begins_a_capture_does_not_stop_its_watch(clock):
+    """The old subscriber was taken out for good; the new one is told all the same."""
+    library, seen, begun = Library(), [], []
+    made = over(library)
+    made.subscribe(lambda function, data: None, [LAUNCH]).close()
+    clock.now += 10
+    unsubscribe = library.cuptiUnsubscribe
+
+    def in_the_middle(handle):
+        begun.append(made.subscribe(lambda function, data: seen.append(function), [LAUNCH]))
+        return unsubscribe(handle)
+
+    library.cuptiUnsubscribe = in_the_middle
+    gc.collect()
+    library.call(LAUNCH)
+    assert seen == [LAUNCH]
+    begun.pop().close()
+
+
+def test_who_leaves_leaves_nothing_behind(clock, callbacks):
+    before = list(callbacks)
+    made = over(Library())
+    for _ in range(3):
+        made.subscribe(lambda function, data: None, [LAUNCH]).close()
+    assert len(callbacks) == len(before) + 1
+    made.leave()
+    assert callbacks == before
 
 
 def test_a_refusal_leaves_nothing_enabled():
@@ -192,9 +266,10 @@ def test_what_a_forked_child_captures_is_its_own(monkeypatch):
     made.subscribe(lambda function, data: None, [LAUNCH]).close()
     child = os.getpid() + 1
     monkeypatch.setattr(cupti.os, "getpid", lambda: child)
-    made.subscribe(lambda function, data: seen.append(function), [LAUNCH])
+    subscription = made.subscribe(lambda function, data: seen.append(function), [LAUNCH])
     library.call(LAUNCH)
     assert (library.asked, seen) == (["subscribe", "disable", "subscribe"], [LAUNCH])
+    subscription.close()
 
 
 def test_at_the_end_of_a_process_it_is_closed(run_python):
@@ -205,7 +280,7 @@ class Library:
     def cuptiEnableCallback(self, *call): return 0
     def cuptiUnsubscribe(self, handle): print("closed")
 cupti = Cupti.__new__(Cupti)
-cupti._library, cupti._subscriber = Library(), None
+cupti._library, cupti._resting = Library(), []
 kept = cupti.subscribe(lambda function, data: None, [])
 """
     assert run_python(code) == "closed\n"

@@ -18,7 +18,6 @@ from . import devices
 from .plans import plan_of
 from .slots import Plan
 
-
 #: A compiled function's attribute with its way: the place of its stream, the DSL's wrapper of its arguments, its plan.
 #: Read on the launch path, where each look-up counts, so these three are one.
 _WAY = "_streamshim_way"
