@@ -77,6 +77,22 @@ def _filling(function: Any, place: int, stream: Callable[[], Any]) -> Any:
     return fill(function)
 
 
+def _converter(raw: Callable[[int], int]) -> type:
+    """A type for ``argtypes`` that puts the current stream in place of a default one: another way than a wrapper.
+
+    It cannot be taken, since ctypes refuses a call that leaves the stream out before it asks a converter.
+    """
+    pointer = ctypes.c_void_p.from_param
+
+    def from_param(given: int | None) -> Any:
+        current = raw(0)
+        if given is None or given == current or 0 <= given <= 2:
+            return pointer(current)
+        return pointer(given)
+
+    return type("Stream", (), {"from_param": staticmethod(from_param)})
+
+
 def _cute_tvm_ffi(machine: Machine) -> Iterator[Form]:
     from . import cute_kernels
     from .cute_kernels import cuda
@@ -141,12 +157,13 @@ def _cute_plain(machine: Machine) -> Iterator[Form]:
 
 
 def _ctypes(machine: Machine) -> Iterator[Form]:
-    bare, bound = machine.library, machine.bound
+    bare, bound, other = machine.library, machine.bound, machine.another_library()
     streamshim.bind(bound, {"launch": -1})
     raw = _raw(machine)
+    other.launch.argtypes = [*other.launch.argtypes[:-1], _converter(raw)]
     names = {
         "bare": bare.launch, "bound": bound.launch, "x": machine.x.data_ptr(), "out": machine.out.data_ptr(), "n": N,
-        "wrapped": _filling(bare.launch, 3, lambda: raw(0)),
+        "converting": other.launch, "wrapped": _filling(bare.launch, 3, lambda: raw(0)),
     }  # fmt: skip
     compiled = {}
     if machine.compiled is not None:
@@ -164,6 +181,7 @@ def _ctypes(machine: Machine) -> Iterator[Form]:
         ("shim, left out", BIND): "bound(x, out, n)",
         ("strict", STRICT): "bound(x, out, n, handle)",
         ("wrapt", OFF): "wrapped(x, out, n, None)",
+        ("converter", OFF): "converting(x, out, n, handle)",
         **compiled,
     }, machine)  # fmt: skip
 

@@ -91,6 +91,10 @@ class Machine:
     @cached_property
     def bound(self) -> ctypes.CDLL:
         """The same library as another object, to bind this one and leave that one alone."""
+        return self.another_library()
+
+    def another_library(self) -> ctypes.CDLL:
+        """The same library as another object."""
         return declared(ctypes.CDLL(self.library._name))
 
     @cached_property
