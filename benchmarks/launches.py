@@ -80,7 +80,8 @@ def _filling(function: Any, place: int, stream: Callable[[], Any]) -> Any:
 def _converter(raw: Callable[[int], int]) -> type:
     """A type for ``argtypes`` that puts the current stream in place of a default one: another way than a wrapper.
 
-    It cannot be taken, since ctypes refuses a call that leaves the stream out before it asks a converter.
+    It cannot be taken: ctypes refuses a call that leaves the stream out before it asks a converter, and makes an
+    `ArgumentError` of whatever that raises.
     """
     pointer = ctypes.c_void_p.from_param
 
