@@ -6,8 +6,9 @@ to its end (https://docs.nvidia.com/cupti/api/group__CUPTI__CALLBACK__API.html).
 
 CUPTI has one subscriber for the process, and this one outlives the capture. A thread that comes back from a callback
 goes on in the list of subscribers from the entry that it came from. Where that was freed meanwhile and another one
-made, it reads memory that is somebody else's: one in 17,000 captures beside three busy threads ended in a segmentation
-fault (13.0). So CUPTI is given back a while after the last capture, at a garbage collection: there is no thread for it.
+made, it reads memory that is somebody else's: of three processes that captured for 45 s, beside three busy threads, one
+ended in a segmentation fault (13.0). So CUPTI is given back a while after the last capture, at a garbage collection,
+since there is no thread for it.
 """
 
 from __future__ import annotations
