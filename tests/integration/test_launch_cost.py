@@ -29,7 +29,7 @@ LIMITS = {
     ("CuTe TVM-FFI, stream argument", "shim, None"): (0, 100),
     ("CuTe plain, stream argument", "shim"): (4, 280),
     ("CuTe plain, stream argument", "shim, None"): (5, 300),
-    ("ctypes", "shim"): (1, 60),
+    ("ctypes", "shim"): (1, 50),
     ("ctypes", "shim, None"): (1, 40),
     ("ctypes", "shim, left out"): (1, 48),
     ("TVM-FFI function, torch tensors", "shim"): (0, 0),

@@ -136,6 +136,45 @@ def test_argtypes_that_change(streams):
     assert seen == [(5, STREAM)] * 5
 
 
+def test_argtypes_are_what_they_were_set_to(streams):
+    streamshim.install(only=["ctypes"])
+    function, seen = recorder(Int, Pointer)
+    bound, types = undeclared(function), [Int, Pointer]
+    bound.argtypes = types
+    streamshim.bind(bound, 1)
+    warmed(bound, 5, 0)
+    assert has_shortcut(bound)
+    assert bound.argtypes == type(bound).__base__.argtypes.__get__(bound)
+    bound.argtypes = bound.argtypes
+    assert not has_shortcut(bound)
+    warmed(bound, 5, 0)
+    assert has_shortcut(bound)
+    with pytest.raises(TypeError, match="argtypes"):
+        bound.argtypes = [5]
+    bound(5, 0)
+    del bound.argtypes
+    assert bound.argtypes is None
+    assert not has_shortcut(bound)
+    bound(5, 0)
+    assert seen == [(5, STREAM)] * len(seen)
+
+
+def test_argtypes_change_under_a_shortcut_that_somebody_has_wrapped(streams):
+    streamshim.install(only=["ctypes"])
+    function, seen = recorder(Int, Pointer)
+    bound, calls = undeclared(function), []
+    bound.argtypes = [Int, Pointer]
+    streamshim.bind(bound, 1)
+    warmed(bound, 5, 0)
+    ours = vars(type(bound))["__call__"]
+    type(bound).__call__ = lambda self, *args: calls.append(args) or ours(self, *args)
+    bound.argtypes = [Int, ctypes.c_uint64]
+    bound(5, 0)
+    assert calls == [(5, 0)]
+    assert seen == [(5, STREAM)] * len(seen)
+    assert bound.argtypes == [Int, ctypes.c_uint64] or bound.argtypes == (Int, ctypes.c_uint64)
+
+
 def test_another_runtime(streams):
     streamshim.install(only=["ctypes"])
     function, seen = recorder(Int, Pointer)

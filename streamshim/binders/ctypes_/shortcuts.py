@@ -23,15 +23,15 @@ _ABSENT: Any = object()
 _CALL, _FOR = "_streamshim_call", "_streamshim_for"
 
 # This is `gate.resolve` spelt out, so that the rows which need no question to the driver are answered here; a test
-# holds the two together. It is made in a mode that binds, and put out of use by ``off``: it is for no argtypes then.
-# ``question`` is asked no more once there is another runtime. ``call`` is the original bound to the function, which
-# saves packing the arguments once more.
+# holds the two together. It is made in a mode that binds and for the argtypes that there are, and put out of use by
+# ``off``. ``question`` is asked no more once there is another runtime. ``call`` is the original bound to the function,
+# which saves packing the arguments once more.
 _SOURCE = """
-def make(above, call, types, launch, argument, question, gate, ABSENT, LAST_DEFAULT):
+def make(above, call, launch, argument, question, gate, ABSENT, LAST_DEFAULT):
     resolve_rare = gate._resolve_rare
 
     def __call__(self, {parameters}, /, *more, **kwargs):
-        if self.argtypes is types and gate.current_handle is question and not more and not kwargs{complete}:
+        if gate.current_handle is question and not more and not kwargs{complete}:
             if stream is None:
                 return call({before}question({device}){after})
             if stream.__class__ is int:
@@ -46,8 +46,8 @@ def make(above, call, types, launch, argument, question, gate, ABSENT, LAST_DEFA
         return above.__call__(self, *given, *more, **kwargs)
 
     def off():
-        nonlocal types
-        types = ABSENT
+        nonlocal question
+        question = ABSENT
 
     return __call__, off
 """
@@ -96,11 +96,24 @@ class Shortcuts:
                 bound = original.__get__(function, self._above)
                 launch: Any = path  # it has what `_quick` has put there
                 call, off = make(
-                    self._above, bound, types, launch.launch, launch.argument, question, gate, _ABSENT, LAST_DEFAULT
+                    self._above, bound, launch.launch, launch.argument, question, gate, _ABSENT, LAST_DEFAULT
                 )
                 mark = id(function)
                 self._made[mark] = weakref.ref(function, lambda _: self._made.pop(mark, None)), off
-                function.__class__ = subclass(self._above, call, **{_CALL: call, _FOR: made_for})
+                own = {_CALL: call, _FOR: made_for, "argtypes": self._argtypes(off)}
+                function.__class__ = subclass(self._above, call, **own)
+
+    def _argtypes(self, off: Callable[[], None]) -> property:
+        """``argtypes`` of a function that has a shortcut, which others would not fit."""
+        types = self._above.argtypes
+
+        def change(function: Any, *new: Any) -> None:
+            with _lock:
+                off()
+                self._drop(function)
+            (types.__set__ if new else types.__delete__)(function, *new)
+
+        return property(types.__get__, change, change)
 
     def withdraw(self) -> None:
         """Take all shortcuts away. Those that someone else has wrapped stay, and pass through."""
