@@ -24,7 +24,7 @@ class TvmFfiBinder:
     What it patches (tested versions: apache-tvm-ffi 0.1.15.post2, torch 2.11 and 2.13), and why:
 
     * ``torch._C._cuda_setStream`` and ``torch._C._accelerator_setStream``, which all of torch's Python ways to switch
-      the stream call, and ``torch.cuda.Stream.__enter__`` and ``torch.cuda.Stream.__exit__``, which switch it in C;
+      the stream call, and ``torch.cuda.streams.Stream.__enter__`` and ``__exit__``, which switch it in C;
     * ``BackwardCFunction.apply`` and ``BackwardCFunction.apply_boxed`` of torch.autograd: the autograd engine switches
       the stream in C++ before it runs a backward written in Python;
     * ``StreamContext.__enter__`` and ``StreamContext.__exit__`` of tvm_ffi: inside such a block the user's stream wins,
