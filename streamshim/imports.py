@@ -121,6 +121,8 @@ class _Finder:
         if name not in _awaited:
             return None
         _register(name)
+        if name not in _pending:
+            return None
         # wrapt's finder may have been put in front of this one just now, and has been passed then: ask all once more.
         from importlib.util import find_spec
 

@@ -175,6 +175,16 @@ def test_the_lookup_of_one_thread_does_not_run_the_hook_on_what_another_has_half
     assert calls == [(name, True)]
 
 
+def test_a_module_that_was_put_there_by_hand_can_be_reloaded(write_module, calls, monkeypatch):
+    name = write_module("complete = True")
+    imports.when_imported(name, calls.hook)
+    module = types.ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    assert importlib.reload(module) is module
+    imports.settle()
+    assert calls == [(name, True)]
+
+
 def test_no_finder_is_hidden(run_python, tmp_path):
     """The import system walks through the list of finders; whoever shortens it meanwhile makes it skip one."""
     (tmp_path / "half.py").write_text(
