@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import sys
+import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from . import fork, log
 
@@ -17,11 +17,9 @@ Hook = Callable[[ModuleType], None]
 
 _lock = fork.Lock()
 _hooks: dict[str, Hook] = {}
-#: Modules whose import has not begun.
+#: Modules whose import has not ended.
 _awaited: set[str] = set()
-#: Modules for which wrapt has a hook of ours that has not run yet; it cannot be taken back.
-_pending: set[str] = set()
-#: Modules that were in the middle of their own import when a hook was registered: wrapt comes too late for these.
+#: Modules that were in the middle of their own import when a hook was registered: the finder comes too late for these.
 _half_imported: set[str] = set()
 
 
@@ -40,7 +38,7 @@ def when_imported(name: str, hook: Hook) -> None:
         if module is None or is_initializing(module):
             if module is not None:
                 _half_imported.add(name)
-            elif name not in _pending:
+            else:
                 _awaited.add(name)
             if _finder not in sys.meta_path:
                 sys.meta_path.insert(0, _finder)
@@ -65,30 +63,12 @@ def settle() -> None:
         _run(name, sys.modules[name])
 
 
-def _register(name: str) -> None:
-    """Have wrapt call us after the import of a module, which begins now.
-
-    Not earlier: wrapt brings asyncio and importlib.metadata, which a process that imports none of these has no use for.
-    """
-    import wrapt
-
-    with _lock:
-        if name not in _awaited:
-            return
-        # Who only looks for the module holds no lock of its import, which another thread may have begun meanwhile.
-        if sys.modules.get(name) is None:
-            wrapt.register_post_import_hook(functools.partial(_after_import, name), name)
-            _pending.add(name)
-        else:
-            _half_imported.add(name)
-        # Last: until then, whoever imports it waits for the lock above.
-        _awaited.discard(name)
-
-
 def _after_import(name: str, module: ModuleType) -> None:
-    """Called by wrapt when the module's body has run; Python marks the module as complete just after this."""
+    """Called when the module's body has run; Python marks the module as complete just after this."""
     with _lock:
-        _pending.discard(name)
+        if name not in _awaited and name not in _half_imported:
+            return
+        _awaited.discard(name)
         _half_imported.discard(name)
     _run(name, module)
 
@@ -109,24 +89,59 @@ def is_initializing(module: Any) -> bool:
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
+class _Loader:
+    """A module's own loader, which calls us after the module's body.
+
+    What finds a module must not import anything, wrapt for instance: Python holds its only import lock there, and waits
+    for ever if another thread has begun to import the same, since that one needs the lock to go on.
+    """
+
+    def __init__(self, name: str, loader: Any) -> None:
+        self._name, self._loader = name, loader
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        # Whoever only looks for the module may ask what kind of loader it has.
+        return type(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        for holder, name in ((module, "__loader__"), (getattr(module, "__spec__", None), "loader")):
+            if getattr(holder, name, None) is self:
+                setattr(holder, name, self._loader)
+        self._loader.exec_module(module)
+        _after_import(self._name, module)
+
+
 class _Finder:
     """Finds nothing by itself: the import system passes by here, which is the time to look.
 
     It stays in ``sys.meta_path``: another thread may be walking through that list, and would skip a finder.
     """
 
+    def __init__(self) -> None:
+        #: Thread, module: what all finders are being asked for, this one among them.
+        self._asking: set[tuple[int, str]] = set()
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if _half_imported:
             settle()
-        if name not in _awaited:
+        question = threading.get_ident(), name
+        if name not in _awaited or question in self._asking:
             return None
-        _register(name)
-        if name not in _pending:
-            return None
-        # wrapt's finder may have been put in front of this one just now, and has been passed then: ask all once more.
-        from importlib.util import find_spec
-
-        return find_spec(name)
+        self._asking.add(question)
+        try:
+            for finder in list(sys.meta_path):
+                spec: ModuleSpec | None = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
+                if spec is not None:
+                    if hasattr(spec.loader, "exec_module"):
+                        spec.loader = cast(Any, _Loader(name, spec.loader))
+                    return spec
+        finally:
+            self._asking.discard(question)
+        return None
 
 
 _finder: Any = _Finder()

@@ -99,21 +99,34 @@ def test_a_circular_import_is_waited_for(write_module, calls, monkeypatch, new_n
     assert calls == [(a, True)]
 
 
-def test_wrapt_comes_with_the_first_module_that_is_hooked(run_python, tmp_path):
-    """It brings asyncio and importlib.metadata, for which a process that imports no library of ours has no use."""
-    for name in ("hooked", "another"):
-        (tmp_path / f"{name}.py").write_text("")
+def test_looking_for_a_module_imports_nothing(run_python, tmp_path):
+    """Python holds its only import lock there, for which whoever is in the middle of an import waits, and we for them.
+
+    Here another thread is in the middle of asyncio, which wrapt needs, for instance.
+    """
+    (tmp_path / "hooked.py").write_text("")
     code = """
-import sys
+import builtins, os, sys, threading, time
 from streamshim import imports
 imports.when_imported("hooked", lambda module: print("hooked"))
-print("wrapt" in sys.modules)
-import another
-print("wrapt" in sys.modules)
+inside, original = threading.Event(), builtins.__import__
+def slow(name, globals=None, *more):
+    if globals and globals.get("__name__") == "asyncio" and not inside.is_set():
+        inside.set()
+        time.sleep(0.5)
+    return original(name, globals, *more)
+builtins.__import__ = slow
+timer = threading.Timer(10, os._exit, [3])
+timer.daemon = True
+timer.start()
+thread = threading.Thread(target=__import__, args=["asyncio"])
+thread.start()
+inside.wait()
 import hooked
+thread.join()
 print("wrapt" in sys.modules)
 """
-    assert run_python(code) == "False\nFalse\nhooked\nTrue\n"
+    assert run_python(code) == "hooked\nFalse\n"
 
 
 def test_a_module_that_is_only_looked_for_is_hooked_when_it_is_imported(write_module, calls):
@@ -156,22 +169,50 @@ def test_a_hook_of_somebody_else_with_wrapt_and_ours_both_run(write_module, call
     assert calls == [(name, True)]
 
 
-def test_the_lookup_of_one_thread_does_not_run_the_hook_on_what_another_has_half_imported(
-    write_module, calls, monkeypatch
-):
-    """Where the module comes up between the two looks: it is hooked when it is complete."""
-    name, another = write_module("complete = True"), write_module("")
+@pytest.mark.parametrize("first", ["theirs", "ours"])
+def test_a_finder_that_asks_the_others_too_is_no_endless_loop(write_module, calls, monkeypatch, first):
+    name = write_module("complete = True")
+
+    class Finder:
+        asking = False
+
+        def find_spec(self, name, path=None, target=None):
+            if self.asking:
+                return None
+            self.asking = True
+            try:
+                return importlib.util.find_spec(name)
+            finally:
+                self.asking = False
+
     imports.when_imported(name, calls.hook)
-    half = types.ModuleType(name)
-    half.__spec__ = importlib.machinery.ModuleSpec(name, None)
-    half.__spec__._initializing = True
-    monkeypatch.setitem(sys.modules, name, half)
-    imports._register(name)
-    importlib.import_module(another)
+    others = [finder for finder in sys.meta_path if finder is not imports._finder]
+    ours = [Finder(), imports._finder] if first == "theirs" else [imports._finder, Finder()]
+    monkeypatch.setattr(sys, "meta_path", [*ours, *others])
+    importlib.import_module(name)
+    assert calls == [(name, True)]
+
+
+def test_a_module_is_left_with_its_own_loader(write_module, calls):
+    name = write_module("complete = True")
+    imports.when_imported(name, calls.hook)
+    found = importlib.util.find_spec(name)
+    assert isinstance(found.loader, importlib.machinery.SourceFileLoader)
+    assert found.loader.get_source(name) == "complete = True"
+    module = importlib.import_module(name)
+    assert type(module.__loader__) is type(module.__spec__.loader) is importlib.machinery.SourceFileLoader
+
+
+def test_a_module_that_is_imported_lazily_is_hooked_when_it_is_loaded(write_module, calls, monkeypatch):
+    name = write_module("complete = True")
+    imports.when_imported(name, calls.hook)
+    spec = importlib.util.find_spec(name)
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
     assert calls == []
-    half.__spec__._initializing = False
-    half.complete = True
-    imports.settle()
+    assert module.complete
     assert calls == [(name, True)]
 
 
