@@ -33,6 +33,10 @@ class Lock:
             # This is a child that was forked inside the block: its lock is a new one, which nobody holds.
             log.debug("streamshim: a block that was entered before a fork has ended in the child")
 
+    def enter_at_once(self) -> bool:
+        """Enter if that needs no waiting; whether it did. Left by ``__exit__``, as a block is."""
+        return self._lock.acquire(blocking=False)
+
     def renew(self) -> None:
         """Make it free."""
         self._lock = threading.RLock()

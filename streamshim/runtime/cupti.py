@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from .. import fork
 from ..errors import StreamShimError
 
 #: ``CUPTI_CB_DOMAIN_DRIVER_API``, ``CUPTI_API_ENTER``.
@@ -35,6 +36,8 @@ _FUNCTIONS = (
 #: Seconds in which threads come back from their callbacks, also those that wait for the GIL there: when somebody waits,
 #: and when nobody does.
 _GRACE, _REST = 0.02, 1.0
+#: Held by who takes CUPTI or gives it back. Giving it back takes a while, in which other threads run and find it taken.
+_changing = fork.Lock()
 
 
 class CuptiError(StreamShimError):
@@ -94,7 +97,7 @@ class Cupti:
         for name in _FUNCTIONS:
             getattr(self._library, name).restype = ctypes.c_int
         self._names: dict[int, str] = {}
-        #: The subscriber between two subscriptions; whoever takes it out has it, without a lock.
+        #: The subscriber between two subscriptions.
         self._resting: list[_Subscriber] = []
 
     def name_of(self, function: int) -> str:
@@ -120,11 +123,12 @@ class Cupti:
             CuptiError: with `TAKEN` if somebody else is subscribed (a profiler), or another number.
         """
         global _told
-        subscriber = self._taken()
-        if subscriber is None or subscriber.process != os.getpid():
-            handle = ctypes.c_void_p()
-            self._check("cuptiSubscribe", self._library.cuptiSubscribe(ctypes.byref(handle), _CALL, None))
-            subscriber = _Subscriber(self._library, handle)
+        with _changing:
+            subscriber = self._taken()
+            if subscriber is None or subscriber.process != os.getpid():
+                handle = ctypes.c_void_p()
+                self._check("cuptiSubscribe", self._library.cuptiSubscribe(ctypes.byref(handle), _CALL, None))
+                subscriber = _Subscriber(self._library, handle)
         subscription = Subscription(self, subscriber)
         _told = told
         try:
@@ -142,11 +146,12 @@ class Cupti:
         """Let somebody else have CUPTI now; not between `subscribe` and `Subscription.close`."""
         if self._at_collection in gc.callbacks:
             gc.callbacks.remove(self._at_collection)
-        subscriber = self._taken()
-        if subscriber is not None:
-            # Who subscribes next must not find threads that are still in a callback of this one.
-            time.sleep(_GRACE)
-            subscriber.leave()
+        with _changing:
+            subscriber = self._taken()
+            if subscriber is not None:
+                # Who subscribes next must not find threads that are still in a callback of this one.
+                time.sleep(_GRACE)
+                subscriber.leave()
 
     def _rest(self, subscriber: _Subscriber) -> None:
         """Keep it for the next subscription, for a while."""
@@ -162,12 +167,16 @@ class Cupti:
             return None
 
     def _at_collection(self, phase: str, info: Any) -> None:
-        for resting in self._resting[:1]:
-            # Looked at before it is taken out: a capture that begins in another thread must find it.
-            if phase == "stop" and time.monotonic() - resting.rests_since >= _REST:
-                subscriber = self._taken()
-                if subscriber is not None:
-                    subscriber.leave()
+        # Not waited for: this thread may be anywhere, also where the one that is inside waits for it.
+        if phase != "stop" or not self._resting or not _changing.enter_at_once():
+            return
+        try:
+            for resting in self._resting[:1]:
+                if time.monotonic() - resting.rests_since >= _REST:
+                    self._resting.remove(resting)
+                    resting.leave()
+        finally:
+            _changing.__exit__()
 
     @staticmethod
     def _check(name: str, result: int) -> None:

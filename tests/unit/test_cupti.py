@@ -211,23 +211,61 @@ def test_it_is_not_given_back_from_under_a_capture(clock):
     subscription.close()
 
 
-def test_a_collection_while_another_thread_begins_a_capture_does_not_stop_its_watch(clock):
-    """The old subscriber was taken out for good; the new one is told all the same."""
+@pytest.mark.parametrize("who", ["a capture", "a profiler"])
+def test_who_comes_while_cupti_is_given_back_waits_for_the_end_of_that(clock, who):
+    """CUPTI refuses a second subscriber until it has let go of the first; meanwhile other threads run."""
     library, seen, begun = Library(), [], []
     made = over(library)
     made.subscribe(lambda function, data: None, [LAUNCH]).close()
     clock.now += 10
-    unsubscribe = library.cuptiUnsubscribe
+
+    def come():
+        if who == "a capture":
+            begun.append(made.subscribe(lambda function, data: seen.append(function), [LAUNCH]))
+        else:
+            made.leave()
+            library.asked.append("subscribe")
+
+    thread, unsubscribe = threading.Thread(target=come), library.cuptiUnsubscribe
 
     def in_the_middle(handle):
-        begun.append(made.subscribe(lambda function, data: seen.append(function), [LAUNCH]))
+        thread.start()
+        thread.join(0.2)
         return unsubscribe(handle)
 
     library.cuptiUnsubscribe = in_the_middle
     gc.collect()
-    library.call(LAUNCH)
-    assert seen == [LAUNCH]
-    begun.pop().close()
+    thread.join(10)
+    library.cuptiUnsubscribe = unsubscribe
+    assert library.asked == ["subscribe", "disable", "unsubscribe", "subscribe"]
+    for subscription in begun:
+        library.call(LAUNCH)
+        subscription.close()
+    assert seen == [LAUNCH] * len(begun)
+
+
+def test_a_collection_does_not_wait_for_a_thread_that_takes_cupti(clock):
+    """That one may wait for what this thread holds, which is in the middle of anything."""
+    library = Library()
+    made = over(library)
+    made.subscribe(lambda function, data: None, [LAUNCH]).close()
+    clock.now += 10
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold():
+        with cupti._changing:
+            inside.set()
+            go_on.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert inside.wait(10)
+    gc.collect()
+    assert library.asked == ["subscribe", "disable"]
+    go_on.set()
+    thread.join()
+    gc.collect()
+    assert library.asked == ["subscribe", "disable", "unsubscribe"]
 
 
 def test_who_leaves_leaves_nothing_behind(clock, callbacks):
