@@ -25,7 +25,7 @@ def error(text: str, *args: Any) -> None:
 
 def exception(text: str, *args: Any) -> None:
     """Inside an `except` block: the exception is told too."""
-    _say("exception", text, args, {})
+    _say("error", text, args, {"exc_info": True})
 
 
 def _say(level: str, text: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
