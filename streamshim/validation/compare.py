@@ -134,4 +134,4 @@ def _exact(
     error = error.clamp_(min=1.0).masked_fill_(good, 0.0)
     if tolerance.rtol == 0 and tolerance.atol == 0:
         return good, error, magnitude
-    return error <= magnitude * tolerance.rtol + tolerance.atol, error, magnitude
+    return error <= (magnitude * tolerance.rtol + tolerance.atol).nan_to_num_(), error, magnitude

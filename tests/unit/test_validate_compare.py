@@ -110,6 +110,16 @@ def test_integers_are_judged_as_assert_close_judges_them(dtype):
     assert verdicts == {True, False}
 
 
+@pytest.mark.parametrize("dtype", [*INTEGERS, torch.bool, torch.float32, torch.float16], ids=str)
+def test_what_is_equal_is_so_under_any_tolerance(dtype):
+    """Infinity times a reference of 0 is no number."""
+    zero, one = torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype)
+    for tolerance in (Tolerance(math.inf, 0.0), Tolerance(math.inf, math.inf), Tolerance(0.0, math.inf)):
+        assert found(zero, zero, tolerance)[0] == 0
+        assert found(one, one, tolerance)[0] == 0
+        assert found(zero, one, tolerance)[0] == 0
+
+
 @pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
 def test_8_bit_floats_are_compared_in_float32(dtype):
     expected = torch.tensor([1.0, 2.0, 4.0, 8.0]).to(dtype)
