@@ -1,8 +1,8 @@
 """streamshim in processes that never call `install`: started by the start-up file, or by a plugin.
 
 A start-up file runs in every process of an environment, pip and compile workers included. So `start` imports nothing
-but what Python has loaded already and only puts a finder in place; `streamshim.install` runs when one of `LIBRARIES` is
-imported for the first time, before the body of that library.
+but `loading` and what Python has loaded already, and only puts a finder in place; `streamshim.install` runs when one of
+`LIBRARIES` is imported for the first time, before the body of that library.
 """
 
 import os
@@ -10,6 +10,7 @@ import sys
 
 TYPE_CHECKING = False  # as in typing, which takes longer to import than everything here
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import Any
 
     from .installer import Installation
@@ -40,11 +41,13 @@ def start() -> None:
         return
     started = True
     if not any(name in sys.modules for name in LIBRARIES):
-        sys.meta_path.insert(0, _Finder(LIBRARIES))
+        from .loading import Finder
+
+        sys.meta_path.insert(0, Finder(_is_library, _before_library, _after_library))
     elif "sitecustomize" not in sys.modules:
         # An earlier start-up file has imported one. Python has more of them to read, which may add to sys.path, and
         # looks for this module when it has read all.
-        sys.meta_path.insert(0, _Finder(("sitecustomize",)))
+        sys.meta_path.insert(0, _AtTheEndOfSite())
     else:
         activate(START_UP_FILE)
 
@@ -96,21 +99,33 @@ def _asks_for_strict() -> bool:
     return "strict" in (read[VARIABLE], read["STREAMSHIM_MODE"]) or read["STREAMSHIM_STRICT"] not in OFF
 
 
-class _Finder:
-    """Finds nothing by itself; installs at the first import of one of some modules, before its body runs.
+_is_over = False
 
-    It stays in ``sys.meta_path``: another thread may be walking through that list, and would skip a finder.
-    """
 
-    def __init__(self, names: "tuple[str, ...]") -> None:
-        self.names = names
+def _is_library(name: str) -> bool:
+    # "cuda" has no body, so it is one of its modules then.
+    return not _is_over and name.partition(".")[0] in LIBRARIES
 
-    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if name not in self.names:
-            return None
-        self.names = ()
+
+def _before_library(name: str) -> None:
+    global _is_over
+    if not _is_over:
+        _is_over = True
         activate(START_UP_FILE)
-        # The finders that were put in front of this one just now have been passed already: ask all once more.
-        from importlib.util import find_spec
 
-        return find_spec(name)
+
+def _after_library(name: str, module: "ModuleType") -> None:
+    """It was in the middle of its import when hooks were registered for it."""
+    imports = sys.modules.get(f"{__package__}.imports")
+    if imports is not None:
+        imports.after_import(name, module)
+
+
+class _AtTheEndOfSite:
+    """Installs when Python looks for ``sitecustomize``, which there need not be; there are no other threads then."""
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> None:
+        global _is_over
+        if name == "sitecustomize" and not _is_over:
+            _is_over = True
+            activate(START_UP_FILE)

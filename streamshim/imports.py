@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from . import fork, log
-
-if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
+from .loading import Finder
 
 Hook = Callable[[ModuleType], None]
 
@@ -63,7 +60,7 @@ def settle() -> None:
         _run(name, sys.modules[name])
 
 
-def _after_import(name: str, module: ModuleType) -> None:
+def after_import(name: str, module: ModuleType) -> None:
     """Called when the module's body has run; Python marks the module as complete just after this."""
     with _lock:
         if name not in _awaited and name not in _half_imported:
@@ -89,59 +86,9 @@ def is_initializing(module: Any) -> bool:
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
-class _Loader:
-    """A module's own loader, which calls us after the module's body.
-
-    What finds a module must not import anything, wrapt for instance: Python holds its only import lock there, and waits
-    for ever if another thread has begun to import the same, since that one needs the lock to go on.
-    """
-
-    def __init__(self, name: str, loader: Any) -> None:
-        self._name, self._loader = name, loader
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        # Whoever only looks for the module may ask what kind of loader it has.
-        return type(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        for holder, name in ((module, "__loader__"), (getattr(module, "__spec__", None), "loader")):
-            if getattr(holder, name, None) is self:
-                setattr(holder, name, self._loader)
-        self._loader.exec_module(module)
-        _after_import(self._name, module)
+def _is_wanted(name: str) -> bool:
+    # Where something is half-imported, each import is a time to look whether it is complete.
+    return name in _awaited or bool(_half_imported)
 
 
-class _Finder:
-    """Finds nothing by itself: the import system passes by here, which is the time to look.
-
-    It stays in ``sys.meta_path``: another thread may be walking through that list, and would skip a finder.
-    """
-
-    def __init__(self) -> None:
-        #: Thread, module: what all finders are being asked for, this one among them.
-        self._asking: set[tuple[int, str]] = set()
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if _half_imported:
-            settle()
-        question = threading.get_ident(), name
-        if name not in _awaited or question in self._asking:
-            return None
-        self._asking.add(question)
-        try:
-            for finder in list(sys.meta_path):
-                spec: ModuleSpec | None = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
-                if spec is not None:
-                    if hasattr(spec.loader, "exec_module"):
-                        spec.loader = cast(Any, _Loader(name, spec.loader))
-                    return spec
-        finally:
-            self._asking.discard(question)
-        return None
-
-
-_finder: Any = _Finder()
+_finder: Any = Finder(_is_wanted, before=lambda name: settle(), after=after_import)

@@ -42,7 +42,7 @@ def test_it_imports_nothing_unless_it_is_asked(installed, tmp_path, variables):
 def test_it_imports_only_itself_until_a_library_is_imported(installed, tmp_path):
     """pip and compile workers import no torch, and pay for no more than this."""
     done = installed.run("-c", QUIET, cwd=tmp_path, STREAMSHIM="1")
-    assert done.stdout == "['streamshim._version', 'streamshim', 'streamshim.boot']\n"
+    assert done.stdout == "['streamshim._version', 'streamshim', 'streamshim.boot', 'streamshim.loading']\n"
 
 
 def test_starting_takes_less_than_a_millisecond(installed, tmp_path):
@@ -95,7 +95,54 @@ def test_a_start_up_file_that_imports_torch_before_ours(wheel, write, tmp_path_f
     assert made.run("script.py", cwd=folder, STREAMSHIM="1").stdout.strip() == BOUND
 
 
-@pytest.mark.parametrize("missing", ["streamshim", "streamshim/boot.py", "streamshim/installer.py"])
+IN_THE_MIDDLE = """
+import builtins, os, sys, threading, time
+inside, original = threading.Event(), builtins.__import__
+def slow(name, globals=None, *more):
+    if globals and globals.get("__name__") == "ctypes" and not inside.is_set():
+        inside.set()
+        time.sleep(0.5)
+    return original(name, globals, *more)
+assert "ctypes" not in sys.modules
+builtins.__import__ = slow
+timer = threading.Timer(20, os._exit, [3])
+timer.daemon = True
+timer.start()
+thread = threading.Thread(target=__import__, args=["ctypes"])
+thread.start()
+inside.wait()
+"""
+
+
+def test_another_thread_in_the_middle_of_an_import_that_install_needs(installed, write):
+    """While Python looks for a module it holds its only import lock, for which that thread waits."""
+    folder = write(FAKE_TORCH, {"script.py": f"{IN_THE_MIDDLE}{SCRIPT}\nthread.join()\n"})
+    done = installed.run("script.py", cwd=folder, STREAMSHIM="1")
+    assert (done.returncode, done.stdout.strip()) == (0, BOUND)
+
+
+def test_to_look_for_a_library_is_not_to_import_it(installed, write):
+    code = """
+import importlib.util, sys
+print(importlib.util.find_spec("torch").name, "streamshim.installer" in sys.modules)
+import torch
+print("streamshim.installer" in sys.modules, type(torch.__loader__).__name__)
+"""
+    folder = write(FAKE_TORCH, {"script.py": code + SCRIPT})
+    done = installed.run("script.py", cwd=folder, STREAMSHIM="1")
+    assert done.stdout.splitlines() == ["torch False", "True SourceFileLoader", BOUND]
+
+
+def test_a_library_without_a_body(installed, write):
+    """``cuda`` is a namespace package."""
+    files = {"cuda/part/__init__.py": "import sys; print('streamshim.installer' in sys.modules)\n"}
+    folder = write(FAKE_TORCH, {**files, "script.py": "import cuda\nimport cuda.part\n"})
+    assert installed.run("script.py", cwd=folder, STREAMSHIM="1").stdout == "True\n"
+
+
+@pytest.mark.parametrize(
+    "missing", ["streamshim", "streamshim/boot.py", "streamshim/loading.py", "streamshim/installer.py"]
+)
 def test_a_half_installed_environment_still_works(installed, write, tmp_path_factory, missing):
     """As in the middle of an upgrade: Python starts, and says what is wrong."""
     made = make(tmp_path_factory.mktemp("half"))

@@ -397,8 +397,8 @@ class TestNothing:
 #: What `install` loads of ours in a process that has imported no library; the guards and binders come with theirs.
 OURS = [
     "_version", "allowance", "binders", "binders.ctypes_", "binders.ctypes_.in_place", "boot", "callsite", "capture",
-    "errors", "fork", "gate", "guards", "imports", "installer", "ledger", "log", "patching", "runtime", "settings",
-    "state", "streams",
+    "errors", "fork", "gate", "guards", "imports", "installer", "ledger", "loading", "log", "patching", "runtime",
+    "settings", "state", "streams",
 ]  # fmt: skip
 #: Modules of Python's own that take a millisecond or more to import, or to make use of.
 HEAVY = [
