@@ -438,7 +438,8 @@ print([ours, sorted(new & set(HEAVY))])
 """
         ours, heavy = ast.literal_eval(run_python(f"HEAVY = {HEAVY}\n{code}"))
         assert ours == OURS
-        assert heavy == ["ctypes", "enum", "re", "typing"]
+        # Until Python 3.12 typing brings re.
+        assert [name for name in heavy if name != "re"] == ["ctypes", "enum", "typing"]
 
     @pytest.mark.parametrize("name", ["torch.cuda", "cupy", "cuda.bindings.driver", "cuda.bindings.runtime"])
     def test_the_guards_come_with_what_can_capture(self, run_python, tmp_path, name):
