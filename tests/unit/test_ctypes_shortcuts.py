@@ -269,6 +269,17 @@ def test_a_function_that_someone_has_taken_to_another_class(streams):
     assert type(libc.labs) is theirs
 
 
+def test_another_function_of_its_class_is_called_itself(streams):
+    streamshim.install(only=["ctypes"])
+    function, seen = recorder(Int, Pointer)
+    other, theirs = recorder(Int, Pointer)
+    warmed(streamshim.bind(function), 5)
+    address = ctypes.cast(other, Pointer)
+    for made in (type(function)(address.value), ctypes.cast(address, type(function))):
+        made(7, OTHER)
+    assert (seen, theirs) == ([(5, STREAM)] * 2, [(7, OTHER)] * 2)
+
+
 def test_nothing_is_kept(streams):
     streamshim.install(only=["ctypes"])
     libc = library()
