@@ -175,6 +175,47 @@ def test_argtypes_change_under_a_shortcut_that_somebody_has_wrapped(streams):
     assert bound.argtypes == [Int, ctypes.c_uint64] or bound.argtypes == (Int, ctypes.c_uint64)
 
 
+def test_argtypes_that_another_thread_sets_while_a_shortcut_is_made(streams, monkeypatch):
+    streamshim.install(only=["ctypes"])
+    function, _ = recorder(Int, Pointer)
+    bound, make = undeclared(function), shortcuts.subclass
+    bound.argtypes = [Int, Pointer]
+    streamshim.bind(bound, 1)
+
+    def meanwhile(*args, **names):
+        monkeypatch.setattr(shortcuts, "subclass", make)
+        bound.argtypes = [ctypes.c_uint64, Pointer]
+        return make(*args, **names)
+
+    monkeypatch.setattr(shortcuts, "subclass", meanwhile)
+    bound(5, 0)
+    assert shortcuts.subclass is make
+    assert not has_shortcut(bound)
+    warmed(bound, 5, 0)
+
+
+def test_a_call_of_another_thread_while_argtypes_are_set(streams):
+    streamshim.install(only=["ctypes"])
+    function, seen = recorder(Int, Pointer)
+    bound = undeclared(function)
+    bound.argtypes = [Int, Pointer]
+    streamshim.bind(bound, 1)
+    warmed(bound, 5, 0)
+    thread = threading.Thread(target=bound, args=(5, 0))
+
+    class Types(list):
+        def __iter__(self):
+            thread.start()
+            thread.join(0.3)
+            return super().__iter__()
+
+    bound.argtypes = Types([ctypes.c_uint64, Pointer])
+    thread.join()
+    bound(2**33 + 5, 0)
+    assert seen == [(5, STREAM)] * 4
+    assert not has_shortcut(bound) or vars(type(bound))[shortcuts._FOR][0] is bound.argtypes
+
+
 def test_another_runtime(streams):
     streamshim.install(only=["ctypes"])
     function, seen = recorder(Int, Pointer)

@@ -102,6 +102,10 @@ class Shortcuts:
                 self._made[mark] = weakref.ref(function, lambda _: self._made.pop(mark, None)), off
                 own = {_CALL: call, _FOR: made_for, "argtypes": self._argtypes(off)}
                 function.__class__ = subclass(self._above, call, **own)
+                # Another thread may have set others before there was a property that waits for us.
+                if function.argtypes is not types:
+                    off()
+                    self._drop(function)
 
     def _argtypes(self, off: Callable[[], None]) -> property:
         """``argtypes`` of a function that has a shortcut, which others would not fit."""
@@ -111,7 +115,7 @@ class Shortcuts:
             with _lock:
                 off()
                 self._drop(function)
-            (types.__set__ if new else types.__delete__)(function, *new)
+                (types.__set__ if new else types.__delete__)(function, *new)
 
         return property(types.__get__, change, change)
 
