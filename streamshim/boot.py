@@ -7,6 +7,7 @@ but `loading` and what Python has loaded already, and only puts a finder in plac
 
 import os
 import sys
+from _thread import RLock
 
 TYPE_CHECKING = False  # as in typing, which takes longer to import than everything here
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def start() -> None:
     if not any(name in sys.modules for name in LIBRARIES):
         from .loading import Finder
 
+        os.register_at_fork(after_in_child=_in_child)
         sys.meta_path.insert(0, Finder(_is_library, _before_library, _after_library))
     elif "sitecustomize" not in sys.modules:
         # An earlier start-up file has imported one. Python has more of them to read, which may add to sys.path, and
@@ -99,7 +101,9 @@ def _asks_for_strict() -> bool:
     return "strict" in (read[VARIABLE], read["STREAMSHIM_MODE"]) or read["STREAMSHIM_STRICT"] not in OFF
 
 
-_is_over = False
+_is_begun = _is_over = False
+#: Held by the thread that installs, which may import another one of `LIBRARIES` meanwhile.
+_installing = RLock()
 
 
 def _is_library(name: str) -> bool:
@@ -108,10 +112,21 @@ def _is_library(name: str) -> bool:
 
 
 def _before_library(name: str) -> None:
-    global _is_over
-    if not _is_over:
-        _is_over = True
-        activate(START_UP_FILE)
+    """Another thread that imports one meanwhile waits here: nothing of it is to run before the installation is over."""
+    global _is_begun, _is_over
+    with _installing:
+        if not _is_begun:
+            _is_begun = True
+            try:
+                activate(START_UP_FILE)
+            finally:
+                _is_over = True
+
+
+def _in_child() -> None:
+    """The thread that installs, if there is one, is the parent's."""
+    global _installing
+    _installing = RLock()
 
 
 def _after_library(name: str, module: "ModuleType") -> None:

@@ -121,6 +121,50 @@ def test_another_thread_in_the_middle_of_an_import_that_install_needs(installed,
     assert (done.returncode, done.stdout.strip()) == (0, BOUND)
 
 
+def test_another_thread_that_imports_another_library_waits_for_the_installation(installed, write):
+    code = """
+import os, sys, threading
+from streamshim import boot
+inside, torch_is_in, original = threading.Event(), threading.Event(), boot.activate
+def slow(by):
+    inside.set()
+    torch_is_in.wait(0.5)
+    return original(by)
+boot.activate = slow
+thread = threading.Thread(target=__import__, args=["cutlass"])
+thread.start()
+inside.wait()
+import torch
+torch_is_in.set()
+"""
+    folder = write(FAKE_TORCH, {"script.py": f"{code}{SCRIPT}\nthread.join()\n", "cutlass.py": ""})
+    assert installed.run("script.py", cwd=folder, STREAMSHIM="1").stdout.strip() == BOUND
+
+
+def test_a_child_that_is_forked_while_another_thread_installs_does_not_wait_for_it(installed, write):
+    code = """
+import os, threading
+from streamshim import boot
+inside, go_on = threading.Event(), threading.Event()
+boot.activate = lambda by: inside.set() or go_on.wait(20)
+thread = threading.Thread(target=__import__, args=["cutlass"])
+thread.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    import torch
+    os._exit(5)
+timer = threading.Timer(10, os.kill, [child, 9])
+timer.start()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+timer.cancel()
+go_on.set()
+thread.join()
+"""
+    folder = write(FAKE_TORCH, {"script.py": code, "cutlass.py": ""})
+    assert installed.run("script.py", cwd=folder, STREAMSHIM="1").stdout == "5\n"
+
+
 def test_to_look_for_a_library_is_not_to_import_it(installed, write):
     code = """
 import importlib.util, sys
