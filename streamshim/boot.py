@@ -46,12 +46,17 @@ def start() -> None:
 
         os.register_at_fork(after_in_child=_in_child)
         sys.meta_path.insert(0, Finder(_is_library, _before_library, _after_library))
-    elif "sitecustomize" not in sys.modules:
+    elif "sitecustomize" not in sys.modules and _python_starts():
         # An earlier start-up file has imported one. Python has more of them to read, which may add to sys.path, and
         # looks for this module when it has read all.
         sys.meta_path.insert(0, _AtTheEndOfSite())
     else:
         activate(START_UP_FILE)
+
+
+def _python_starts() -> bool:
+    """Whether Python is not up yet: `site.addsitedir` reads start-up files too, and looks for no sitecustomize."""
+    return bool(getattr(getattr(sys.modules.get("site"), "__spec__", None), "_initializing", False))
 
 
 def activate_by_default(by: str) -> None:

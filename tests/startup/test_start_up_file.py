@@ -95,6 +95,12 @@ def test_a_start_up_file_that_imports_torch_before_ours(wheel, write, tmp_path_f
     assert made.run("script.py", cwd=folder, STREAMSHIM="1").stdout.strip() == BOUND
 
 
+def test_a_program_that_reads_the_start_up_file_after_it_has_imported_torch(installed, bare, write):
+    code = f"import site, torch\nsite.addsitedir({str(installed.site)!r})\n{SCRIPT}"
+    folder = write(FAKE_TORCH, {"script.py": code})
+    assert bare.run("script.py", cwd=folder, STREAMSHIM="1").stdout.strip() == BOUND
+
+
 IN_THE_MIDDLE = """
 import builtins, os, sys, threading, time
 inside, original = threading.Event(), builtins.__import__
