@@ -12,6 +12,8 @@ from .loading import Finder
 
 Hook = Callable[[ModuleType], None]
 
+#: Held by hooks, and by who installs and so may import something meanwhile.
+installing = fork.Lock()
 _lock = fork.Lock()
 _hooks: dict[str, Hook] = {}
 #: Modules whose import has not ended.
@@ -60,6 +62,15 @@ def settle() -> None:
         _run(name, sys.modules[name])
 
 
+def _before_import(name: str) -> None:
+    # Not waited for: who installs may wait for the module that is about to be imported here.
+    if installing.enter_at_once():
+        try:
+            settle()
+        finally:
+            installing.__exit__()
+
+
 def after_import(name: str, module: ModuleType) -> None:
     """Called when the module's body has run; Python marks the module as complete just after this."""
     with _lock:
@@ -91,4 +102,4 @@ def _is_wanted(name: str) -> bool:
     return name in _awaited or bool(_half_imported)
 
 
-_finder: Any = Finder(_is_wanted, before=lambda name: settle(), after=after_import)
+_finder: Any = Finder(_is_wanted, before=_before_import, after=after_import)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .guards.watch import Watch
     from .report import Status
 
-_lock = fork.Lock()
+_lock = imports.installing
 _active: State | None = None
 _asked: Settings | None = None  # by the last call of `install`
 _shadowed: list[str] = []
@@ -147,6 +147,7 @@ def _install(settings: Settings, by: str = "") -> Installation:
         imports.when_imported(module, _guard)
     for module in _modules(settings):
         imports.when_imported(module, _bind)
+    imports.settle()  # another thread may have had to leave something to us
     if state.problems and (settings.mode is Mode.STRICT or settings.only is not None):
         uninstall()
         raise BinderError(state.problems_text)

@@ -476,6 +476,39 @@ for mode in ("bind", "strict"):
 """
         assert run_python(code) == "5 True 0\n5 True 1\n"
 
+    def test_another_thread_imports_what_the_guards_need(self, run_python, tmp_path):
+        """Neither waits for the other: that one for the lock of `install`, and this one for the module."""
+        (tmp_path / "torch" / "cuda").mkdir(parents=True)
+        for name in ("__init__", "cuda/__init__"):
+            (tmp_path / "torch" / f"{name}.py").touch()
+        graphs = "import __main__\n__main__.inside.set()\n__main__.go_on.wait(5)\nclass CUDAGraph: pass\n"
+        (tmp_path / "torch" / "cuda" / "graphs.py").write_text(graphs)
+        code = """
+import os, sys, threading, time, streamshim
+from streamshim import capture, imports, installer
+inside, go_on, guard = threading.Event(), threading.Event(), installer._guard
+assert "dis" not in sys.modules
+def load():
+    import torch.cuda.graphs
+    import dis
+thread = threading.Thread(target=load)
+def slow(module):
+    if threading.current_thread() is not thread:
+        go_on.set()
+        time.sleep(0.5)
+    guard(module)
+installer._guard = slow
+timer = threading.Timer(10, os._exit, [3])
+timer.daemon = True
+timer.start()
+thread.start()
+inside.wait()
+streamshim.install()
+thread.join()
+print("dis" in sys.modules, imports._half_imported, len(capture.guards))
+"""
+        assert run_python(code) == "True set() 5\n"
+
     def test_guards_that_cannot_be_loaded_are_a_problem(self, run_python, tmp_path):
         (tmp_path / "torch" / "cuda").mkdir(parents=True)
         for name in ("__init__", "cuda/__init__"):
