@@ -25,6 +25,27 @@ FAKE_TORCH = {
 }
 
 
+def in_the_middle_of(module: str) -> str:
+    """Code that starts a ``thread`` which imports a module and is in the middle of it; it may end in a hang."""
+    return f"""
+import builtins, os, sys, threading, time
+inside, original = threading.Event(), builtins.__import__
+def slow(name, globals=None, *more):
+    if globals and globals.get("__name__") == {module!r} and not inside.is_set():
+        inside.set()
+        time.sleep(0.5)
+    return original(name, globals, *more)
+assert {module!r} not in sys.modules
+builtins.__import__ = slow
+timer = threading.Timer(20, os._exit, [3])
+timer.daemon = True
+timer.start()
+thread = threading.Thread(target=__import__, args=[{module!r}])
+thread.start()
+inside.wait()
+"""
+
+
 @dataclass(frozen=True)
 class Environment:
     """A virtual environment.

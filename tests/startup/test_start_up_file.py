@@ -7,7 +7,7 @@ import shutil
 import zipfile
 
 import pytest
-from environments import FAKE_TORCH, ROOT, install, make
+from environments import FAKE_TORCH, ROOT, in_the_middle_of, install, make
 
 #: Says which function an early ``from ... import`` of torch has got, and how often it is wrapped.
 SCRIPT = """
@@ -101,28 +101,9 @@ def test_a_program_that_reads_the_start_up_file_after_it_has_imported_torch(inst
     assert bare.run("script.py", cwd=folder, STREAMSHIM="1").stdout.strip() == BOUND
 
 
-IN_THE_MIDDLE = """
-import builtins, os, sys, threading, time
-inside, original = threading.Event(), builtins.__import__
-def slow(name, globals=None, *more):
-    if globals and globals.get("__name__") == "ctypes" and not inside.is_set():
-        inside.set()
-        time.sleep(0.5)
-    return original(name, globals, *more)
-assert "ctypes" not in sys.modules
-builtins.__import__ = slow
-timer = threading.Timer(20, os._exit, [3])
-timer.daemon = True
-timer.start()
-thread = threading.Thread(target=__import__, args=["ctypes"])
-thread.start()
-inside.wait()
-"""
-
-
 def test_another_thread_in_the_middle_of_an_import_that_install_needs(installed, write):
     """While Python looks for a module it holds its only import lock, for which that thread waits."""
-    folder = write(FAKE_TORCH, {"script.py": f"{IN_THE_MIDDLE}{SCRIPT}\nthread.join()\n"})
+    folder = write(FAKE_TORCH, {"script.py": f"{in_the_middle_of('ctypes')}{SCRIPT}\nthread.join()\n"})
     done = installed.run("script.py", cwd=folder, STREAMSHIM="1")
     assert (done.returncode, done.stdout.strip()) == (0, BOUND)
 
