@@ -25,13 +25,13 @@ _CALL, _FOR = "_streamshim_call", "_streamshim_for"
 # This is `gate.resolve` spelt out, so that the rows which need no question to the driver are answered here; a test
 # holds the two together. It is made in a mode that binds and for the argtypes that there are, and put out of use by
 # ``off``. ``question`` is asked no more once there is another runtime. ``call`` is the original bound to the function,
-# which saves packing the arguments once more; ``type(function)(address)`` and casts to it make others of the class.
+# which saves packing the arguments once more.
 _SOURCE = """
-def make(above, function, call, launch, argument, question, gate, ABSENT, LAST_DEFAULT):
+def make(above, call, launch, argument, question, gate, ABSENT, LAST_DEFAULT):
     resolve_rare = gate._resolve_rare
 
     def __call__(self, {parameters}, /, *more, **kwargs):
-        if self is function and gate.current_handle is question and not more and not kwargs{complete}:
+        if gate.current_handle is question and not more and not kwargs{complete}:
             if stream is None:
                 return call({before}question({device}){after})
             if stream.__class__ is int:
@@ -96,16 +96,20 @@ class Shortcuts:
                 bound = original.__get__(function, self._above)
                 launch: Any = path  # it has what `_quick` has put there
                 call, off = make(
-                    self._above, function, bound, launch.launch, launch.argument, question, gate, _ABSENT, LAST_DEFAULT
+                    self._above, bound, launch.launch, launch.argument, question, gate, _ABSENT, LAST_DEFAULT
                 )
                 mark = id(function)
                 self._made[mark] = weakref.ref(function, lambda _: self._made.pop(mark, None)), off
-                own = {_CALL: call, _FOR: made_for, "argtypes": self._argtypes(off)}
+                own = {_CALL: call, _FOR: made_for, "__new__": self._another, "argtypes": self._argtypes(off)}
                 function.__class__ = subclass(self._above, call, **own)
                 # Another thread may have set others before there was a property that waits for us.
                 if function.argtypes is not types:
                     off()
                     self._drop(function)
+
+    def _another(self, kind: Any, *args: Any, **kwargs: Any) -> Any:
+        """``type(function)(address)``, or a cast to that: the shortcut is the function's alone."""
+        return self._above(*args, **kwargs)
 
     def _argtypes(self, off: Callable[[], None]) -> property:
         """``argtypes`` of a function that has a shortcut, which others would not fit."""
