@@ -41,22 +41,17 @@ def start() -> None:
     if started or os.environ.get(VARIABLE, "").lower() in OFF:
         return
     started = True
-    if not any(name in sys.modules for name in LIBRARIES):
-        from .loading import Finder
+    from .loading import Finder, is_initializing
 
+    if not any(name in sys.modules for name in LIBRARIES):
         os.register_at_fork(after_in_child=_in_child)
         sys.meta_path.insert(0, Finder(_is_library, _before_library, _after_library))
-    elif "sitecustomize" not in sys.modules and _python_starts():
+    elif "sitecustomize" not in sys.modules and is_initializing(sys.modules.get("site")):
         # An earlier start-up file has imported one. Python has more of them to read, which may add to sys.path, and
-        # looks for this module when it has read all.
+        # looks for this module when it has read all. (`site.addsitedir` reads such files too, and then looks for none.)
         sys.meta_path.insert(0, _AtTheEndOfSite())
     else:
         activate(START_UP_FILE)
-
-
-def _python_starts() -> bool:
-    """Whether Python is not up yet: `site.addsitedir` reads start-up files too, and looks for no sitecustomize."""
-    return bool(getattr(getattr(sys.modules.get("site"), "__spec__", None), "_initializing", False))
 
 
 def activate_by_default(by: str) -> None:
@@ -107,7 +102,8 @@ def _asks_for_strict() -> bool:
 
 
 _is_begun = _is_over = False
-#: Held by the thread that installs, which may import another one of `LIBRARIES` meanwhile.
+#: Held by the thread that installs, which may import another one of `LIBRARIES` meanwhile. No `fork.Lock`, since that
+#: brings threading into every process.
 _installing = RLock()
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from . import fork, log
-from .loading import Finder
+from .loading import Finder, is_initializing
 
 Hook = Callable[[ModuleType], None]
 
@@ -90,11 +90,6 @@ def _run(name: str, module: ModuleType) -> None:
     except Exception:
         # The user's import must not fail because of us. What failed is in status() too.
         log.exception("streamshim: the hook for %s failed", name)
-
-
-def is_initializing(module: Any) -> bool:
-    """Whether the import of a module is under way."""
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 def _is_wanted(name: str) -> bool:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+def is_initializing(module: "Any") -> bool:
+    """Whether the import of a module is under way."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
 class Finder:
     """Finds nothing by itself: what the other finders find gets a `_Loader`.
 

@@ -1,7 +1,7 @@
 """What is told through Python's logging, in the logger "streamshim".
 
-logging takes longer to import than all that `install` needs, and most processes are told nothing: it comes with the
-first message. These have the arguments of the methods of `logging.Logger`.
+logging brings traceback, string and more, and most processes are told nothing: it comes with the first message. These
+have the arguments of the methods of `logging.Logger`.
 """
 
 from __future__ import annotations

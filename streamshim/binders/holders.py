@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
-from ..imports import is_initializing
+from ..loading import is_initializing
 
 Function = Callable[..., Any]
 

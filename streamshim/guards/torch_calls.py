@@ -15,7 +15,7 @@ from typing import Any
 from .. import fork, gate, runtime
 from ..capture import Window, windows
 from ..errors import NoCudaError
-from ..imports import is_initializing
+from ..loading import is_initializing
 from ..patching import Patch, PatchSet
 from ..streams import LEGACY
 from . import refusals, syncs

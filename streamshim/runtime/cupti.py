@@ -97,8 +97,8 @@ class Cupti:
         for name in _FUNCTIONS:
             getattr(self._library, name).restype = ctypes.c_int
         self._names: dict[int, str] = {}
-        #: The subscriber between two subscriptions.
-        self._resting: list[_Subscriber] = []
+        #: The subscriber between two subscriptions; taken out with `_changing` held.
+        self._resting: _Subscriber | None = None
 
     def name_of(self, function: int) -> str:
         """The name of a function of the driver, by CUPTI's number for it; an empty string if there is none."""
@@ -156,25 +156,23 @@ class Cupti:
     def _rest(self, subscriber: _Subscriber) -> None:
         """Keep it for the next subscription, for a while."""
         subscriber.rests_since = time.monotonic()
-        self._resting.append(subscriber)
+        self._resting = subscriber
         if self._at_collection not in gc.callbacks:
             gc.callbacks.append(self._at_collection)
 
     def _taken(self) -> _Subscriber | None:
-        try:
-            return self._resting.pop()
-        except IndexError:
-            return None
+        subscriber, self._resting = self._resting, None
+        return subscriber
 
     def _at_collection(self, phase: str, info: Any) -> None:
         # Not waited for: this thread may be anywhere, also where the one that is inside waits for it.
-        if phase != "stop" or not self._resting or not _changing.enter_at_once():
+        if phase != "stop" or self._resting is None or not _changing.enter_at_once():
             return
         try:
-            for resting in self._resting[:1]:
-                if time.monotonic() - resting.rests_since >= _REST:
-                    self._resting.remove(resting)
-                    resting.leave()
+            resting = self._resting
+            if resting is not None and time.monotonic() - resting.rests_since >= _REST:
+                self._resting = None
+                resting.leave()
         finally:
             _changing.__exit__()
 

@@ -55,7 +55,7 @@ class Library:
 
 def over(library):
     made = Cupti.__new__(Cupti)
-    made._library, made._names, made._resting = library, {}, []
+    made._library, made._names, made._resting = library, {}, None
     return made
 
 
@@ -318,7 +318,7 @@ class Library:
     def cuptiEnableCallback(self, *call): return 0
     def cuptiUnsubscribe(self, handle): print("closed")
 cupti = Cupti.__new__(Cupti)
-cupti._library, cupti._resting = Library(), []
+cupti._library, cupti._resting = Library(), None
 kept = cupti.subscribe(lambda function, data: None, [])
 """
     assert run_python(code) == "closed\n"
